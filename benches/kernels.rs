@@ -11,7 +11,7 @@ use flatshard::device::ops::{
     AdamW, AdamWScalars, AdamWStep, Attention, AttentionBackward, AttentionShape, BackwardOf, CrossEntropy,
     CrossEntropyShape, DeltaRule, DeltaRuleBackward, DeltaShape, Dropout, Gelu, GeluBackward, Gemm, GemmShape, Glu,
     GluBackward, Grouped, GroupedGemm, RmsNorm, RmsNormBackward, RmsNormShape, Rope, RopeShape, RotaryPairs,
-    RowSequences, SumSquares, TensorPart, documents_of_rows,
+    RowSequences, StateRule, SumSquares, TensorPart, documents_of_rows,
 };
 use flatshard::device::{Buf, Device, LIMBS};
 use std::time::Duration;
@@ -253,7 +253,8 @@ fn attention(c: &mut Criterion) {
 fn delta_rule(c: &mut Criterion) {
     let (dev, dtype) = (device(), DType::F32);
     let mut group = group(c, "delta rule");
-    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, doubled: false };
+    let rule = StateRule::Delta { doubled: false };
+    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, rule };
     for (n, documents) in [(512, 4), (512, 1), (4096, 1), (16384, 1)] {
         let (gates, values) = (n * shape.value_heads, n * shape.values());
         let (qkv, d_o) = (random(&dev, dtype, n * shape.row()), random(&dev, dtype, values));
@@ -276,6 +277,7 @@ fn delta_rule(c: &mut Criterion) {
                 b: b.view(),
                 a_log: a_log.view(),
                 dt_bias: dt_bias.view(),
+                skip: None,
                 o: o.view_mut(),
                 states: states.view_mut(),
             })
@@ -290,6 +292,7 @@ fn delta_rule(c: &mut Criterion) {
                 b: b.view(),
                 a_log: a_log.view(),
                 dt_bias: dt_bias.view(),
+                skip: None,
                 states: states.view(),
                 d_o: d_o.view(),
                 scratch: scratch.view_mut(),
@@ -298,6 +301,7 @@ fn delta_rule(c: &mut Criterion) {
                 db: db.view_mut(),
                 da_log: None,
                 ddt_bias: None,
+                dskip: None,
             })
             .expect("it fits")
         });

@@ -9,6 +9,7 @@ mod granite; // multipliers
 mod keys;
 mod lfm2; // short convolutions
 mod lists; // of layers
+mod mamba; // Mamba 2
 mod kin; // model types that differ in names of keys
 mod read;
 mod rotary;
@@ -172,7 +173,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
     }
     map.extend(object(windows(spec, of.window)));
-    if let Some(Recurrence::Delta(net)) = &spec.recurrence {
+    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| spec.arch != Arch::GraniteHybrid) {
         map.extend(object(delta_json(net, &spec.recurrent)));
     }
     let more = match spec.arch {
@@ -194,19 +195,15 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map
         }
         Arch::GraniteHybrid => {
-            let mut map = granite::json(spec);
-            map["shared_intermediate_size"] = json!(spec.ff);
-            map["num_local_experts"] = json!(0);
-            map["layer_types"] = json!(vec!["attention"; spec.layers]);
-            map["position_embedding_type"] = if spec.is_rotated(0) { json!("rope") } else { json!("nope") };
-            map
+            map.extend(granite::hybrid_json(spec));
+            granite::json(spec)
         }
         Arch::OlmoHybrid => {
             if !spec.is_rotated(0) {
                 map.shift_remove("rope_theta");
                 map.insert("rope_parameters".into(), json!({"rope_type": "default", "rope_theta": null}));
             }
-            let doubled = matches!(spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.doubled);
+            let doubled = matches!(spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.most() > 1.0);
             json!({"linear_allow_neg_eigval": doubled})
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::json(spec),

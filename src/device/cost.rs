@@ -1,5 +1,5 @@
 //! The cost of one device operation: its FLOPs and the bytes it moves. Never knows how fast a machine is.
-use super::ops::{AttentionShape, DELTA_BLOCK, DeltaShape, GemmShape, GroupedGemm};
+use super::ops::{AttentionShape, DeltaShape, GemmShape, GroupedGemm};
 use flatshard_base::DType;
 
 /// Which rate of a machine bounds an operation, apart from memory bandwidth.
@@ -61,18 +61,11 @@ impl OpCost {
         let shape = [shape.heads, shape.kv_heads, shape.head_dim, shape.window];
         OpCost { rate, flops, shape, ..OpCost::moves(name, dtype, bytes) }
     }
-    /// Each row and value head has 3 products with the state forward, 7 backward; and with the rows of its block, on
-    /// average half of them, as queries and keys (2 and 5 products) and as values (2 and 5).
     pub fn delta_rule(name: &'static str, shape: &DeltaShape, dtype: DType, elements: usize, bytes: usize) -> OpCost {
-        let (rate, with_state, with_rows) = match name.ends_with("backward") {
-            false => (Rate::Attention, 3, 2),
-            true => (Rate::AttentionBackward, 7, 5),
-        };
-        let (k, v) = (shape.key_dim, shape.value_dim);
-        let of_head = 2 * with_state * k * v + with_rows * DELTA_BLOCK * (k + v);
-        let rows = elements / shape.row().max(1);
-        let flops = (rows * shape.value_heads * of_head) as u64;
-        let shape = [shape.key_heads, shape.value_heads, k, v];
+        let backward = name.ends_with("backward");
+        let rate = if backward { Rate::AttentionBackward } else { Rate::Attention };
+        let flops = (elements / shape.row().max(1) * shape.flops(backward)) as u64;
+        let shape = [shape.key_heads, shape.value_heads, shape.key_dim, shape.value_dim];
         OpCost { rate, flops, shape, ..OpCost::moves(name, dtype, bytes) }
     }
 }

@@ -61,7 +61,8 @@ impl ConvBranch {
             }
         };
         let (mixed, convolved) = (saved.mixed.rows(n), scratch.recurrent.convolved.rows_mut(n));
-        dev.short_conv(ShortConv { kind: KIND, taps: self.taps, along, x: mixed, w: w.get(self.conv), y: convolved })?;
+        let (taps, conv) = (self.taps, w.get(self.conv));
+        dev.short_conv(ShortConv { kind: KIND, taps, along, x: mixed, w: conv, bias: None, y: convolved })?;
         let Scratch { parts, adapter, recurrent, .. } = scratch;
         let convolved = recurrent.convolved.rows(n);
         self.out.onto_residual(cx, w, convolved, adapter, (self.cut, parts), DropoutSite::Attention, x, y)
@@ -85,15 +86,25 @@ impl ConvBranch {
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let Scratch { recurrent, adapter, .. } = scratch;
         let (along, y) = (RowSequences::Whole(documents), recurrent.convolved.rows_mut(n));
-        dev.short_conv(ShortConv { kind: KIND, taps, along, x: mixed, w: conv, y })?;
+        dev.short_conv(ShortConv { kind: KIND, taps, along, x: mixed, w: conv, bias: None, y })?;
         let (convolved, dconvolved) = (recurrent.convolved.rows(n), recurrent.dconvolved.rows_mut(n));
         self.out.backward(cx, w, dw, convolved, d_branch.rows, adapter, dconvolved, false)?;
         cx.release(d_branch)?;
 
         let (dy_conv, dx) = (recurrent.dconvolved.rows(n), recurrent.dmixed.rows_mut(n));
         let of_conv = dw.get(self.conv)?;
-        let back = ShortConvBackward { kind: KIND, taps, documents, x: mixed, w: conv, dy: dy_conv, dx, dw: of_conv };
-        dev.short_conv_backward(back)?;
+        dev.short_conv_backward(ShortConvBackward {
+            kind: KIND,
+            taps,
+            documents,
+            x: mixed,
+            w: conv,
+            bias: None,
+            dy: dy_conv,
+            dx,
+            dw: of_conv,
+            dbias: None,
+        })?;
 
         let Scratch { h, stats, whole, parts, dh, adapter, unused, recurrent, .. } = scratch;
         self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;

@@ -1,11 +1,12 @@
 //! The gated delta net, a mixer whose state has the same size for any number of tokens (Yang et al. 2024; Qwen3-Next,
-//! Qwen3.5): `y = x + out(norm(delta_rule(conv(qkv(h)))) silu(z(h)))`, `h = norm(x)`. Never sees other documents: the
-//! device starts its state and the convolution anew with each. Sequences that are generated go on from the device's own
+//! Qwen3.5): `y = x + out(norm(delta_rule(conv(qkv(h)))) silu(z(h)))`, `h = norm(x)`; and Mamba 2 (Dao & Gu 2024;
+//! Granite 4, Nemotron-H), which multiplies by silu(z) in front of its norm. Never sees other documents: the device
+//! starts its state and the convolution anew with each. Sequences that are generated go on from the device's own
 //! blocks, so their tokens have the bits of whole documents.
 //!
 //! ```text
-//! saved per token: queries, keys and values in front of the convolution, z, two gates per head, and the rule's output;
-//! and a state of all value heads in f32 for every DELTA_BLOCK tokens
+//! saved per token: queries, keys and values in front of the convolution, z, a gate or two per head, and the rule's
+//! output; and a state of all value heads in f32 for every DELTA_BLOCK tokens
 //! ```
 //!
 //! Backward repeats the convolution, the norm and the gate, which take one pass over memory each.
@@ -27,8 +28,9 @@ use crate::device::{View, ViewMut};
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // one per block, and never moved
 pub enum DeltaInputs {
-    /// To queries, keys and values, by one matrix or three; to z; to the gates a and b.
-    Apart { qkv: Vec<Linear>, z: Linear, a: Linear, b: Linear },
+    /// To queries, keys and values, by one matrix or three; to z; to the gates a and, unless of Mamba 2, b. They may be
+    /// rows of one matrix.
+    Apart { qkv: Vec<Linear>, z: Linear, a: Linear, b: Option<Linear> },
     /// To all of a key head's query, key, values and z, one key head after the other; and likewise to b and a.
     Fused { qkvz: Linear, ba: Linear },
 }
@@ -39,18 +41,31 @@ pub struct DeltaBranch {
     pub inputs: DeltaInputs,
     /// Segment (2 K + V, 1, taps), or three of its parts.
     pub conv: Vec<usize>,
+    /// Segment (2 K + V).
+    pub conv_bias: Option<usize>,
     pub taps: usize,
     /// Segments (H).
     pub a_log: usize,
     pub dt_bias: usize,
+    /// Of Mamba 2.
+    pub skip: Option<usize>,
     /// The heads of this tp rank.
     pub shape: DeltaShape,
-    /// Segment (value_dim): normalizes each head's output.
-    pub head_norm: usize,
-    pub head_norm_shape: RmsNormShape,
+    pub out_norm: OutNorm,
     pub out: Linear,
     /// Whether heads are sharded over tp.
     pub cut: bool,
+}
+
+/// The norm in front of the last matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct OutNorm {
+    /// Segment (value_dim): normalizes each head's output, which is then multiplied by silu(z). Or, with groups, a
+    /// segment (V).
+    pub weight: usize,
+    pub shape: RmsNormShape,
+    /// Of Mamba 2: the output is multiplied by silu(z), and then normalized in so many groups of equal width.
+    pub groups: Option<usize>,
 }
 
 /// Where the parts of a fused projection go, or come from.
@@ -65,7 +80,9 @@ impl DeltaBranch {
     /// The branch's matrices, in the order of their segments.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
         match &mut self.inputs {
-            DeltaInputs::Apart { qkv, z, a, b } => qkv.iter_mut().chain([z, b, a, &mut self.out]).collect(),
+            DeltaInputs::Apart { qkv, z, a, b } => {
+                qkv.iter_mut().chain([z]).chain(b).chain([a, &mut self.out]).collect()
+            }
             DeltaInputs::Fused { qkvz, ba } => vec![qkvz, ba, &mut self.out],
         }
     }
@@ -124,13 +141,94 @@ impl DeltaBranch {
         copy(n * heads, group, (gates, group, 2 * group), (a, 0, group))
     }
 
-    /// Assigns `gated`: the rule's outputs, normalized and multiplied by silu(z).
+    /// Assigns `gated`: the rule's outputs, normalized and multiplied by silu(z), in either order.
     fn gate(&self, cx: &Cx, w: Weights, saved: &RecurrentSaved, scratch: &mut RecurrentScratch) -> Result<()> {
-        let (n, shape) = (cx.n, self.head_norm_shape);
-        let RecurrentScratch { stats, normed, gated, .. } = scratch;
-        let (x, y, rstd) = (saved.o.rows(n), normed.rows_mut(n), stats.rows_mut(n));
-        cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(self.head_norm), y, rstd })?;
-        cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: normed.rows(n), y: gated.rows_mut(n) })
+        let (n, OutNorm { weight, shape, groups }) = (cx.n, self.out_norm);
+        let RecurrentScratch { stats, normed, gated, by_group, .. } = scratch;
+        let Some(groups) = groups else {
+            let (x, y, rstd) = (saved.o.rows(n), normed.rows_mut(n), stats.rows_mut(n));
+            cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd })?;
+            return cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: normed.rows(n), y: gated.rows_mut(n) });
+        };
+        cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: saved.o.rows(n), y: normed.rows_mut(n) })?;
+        if groups == 1 {
+            let (x, y, rstd) = (normed.rows(n), gated.rows_mut(n), stats.rows_mut(n).slice(0..n));
+            return cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd });
+        }
+        let (all, width) = (self.shape.values(), self.shape.values() / groups);
+        for group in 0..groups {
+            let own = n * width;
+            let (x, y) = by_group.rows_mut(2 * n).split_at(n * all);
+            let (mut x, mut y) = (x.slice(group * own..(group + 1) * own), y.slice(0..own));
+            cx.copy_columns([n, width], (normed.rows(n), all, group * width), (x.reborrow(), width, 0))?;
+            let (w, rstd) = (w.get(weight).slice(group * width..(group + 1) * width), stats.rows_mut(n));
+            let rstd = rstd.slice(group * n..(group + 1) * n);
+            cx.dev.rmsnorm(RmsNorm { shape, x: x.as_view(), w, y: y.reborrow(), rstd })?;
+            cx.copy_columns([n, width], (y.as_view(), width, 0), (gated.rows_mut(n), all, group * width))?;
+        }
+        Ok(())
+    }
+    /// After [`DeltaBranch::gate`]: assigns the gradients `dz` and `d_o` from `dgated`, and adds to that of the norm.
+    fn gate_backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dw: &mut Grads,
+        saved: &RecurrentSaved,
+        delta: &mut RecurrentScratch,
+        unused: &mut Tensor,
+    ) -> Result<()> {
+        let (dev, n, OutNorm { weight, shape, groups }) = (cx.dev, cx.n, self.out_norm);
+        let len = dw.layout.segments[weight].len();
+        let Some(groups) = groups else {
+            dev.swiglu_backward(GluBackward {
+                gate: saved.z.rows(n),
+                up: delta.normed.rows(n),
+                dy: delta.dgated.rows(n),
+                dgate: delta.dz.rows_mut(n),
+                dup: delta.dnormed.rows_mut(n),
+            })?;
+            dev.zero(delta.d_o.rows_mut(n))?;
+            return dev.rmsnorm_backward(RmsNormBackward {
+                shape,
+                x: saved.o.rows(n),
+                w: w.get(weight),
+                rstd: delta.stats.rows(n),
+                dy: delta.dnormed.rows(n),
+                dx: delta.d_o.rows_mut(n),
+                dw: dw.get(weight)?.unwrap_or_else(|| unused.rows_mut(2).slice(0..len)),
+            });
+        };
+        let (all, width) = (self.shape.values(), self.shape.values() / groups);
+        dev.zero(delta.dnormed.rows_mut(n))?;
+        for group in 0..groups {
+            let (own, band) = (n * width, group * n * width..(group + 1) * n * width);
+            let weights = group * width..(group + 1) * width;
+            let dw = dw.get(weight)?.map(|dw| dw.slice(weights.clone()));
+            let dw = dw.unwrap_or_else(|| unused.rows_mut(2).slice(0..width));
+            let RecurrentScratch { stats, normed, by_group, dgated, dnormed, d_o, .. } = &mut *delta;
+            let (w, rstd) = (w.get(weight).slice(weights), stats.rows(n).slice(group * n..(group + 1) * n));
+            if groups == 1 {
+                let (x, dy, dx) = (normed.rows(n), dgated.rows(n), dnormed.rows_mut(n));
+                dev.rmsnorm_backward(RmsNormBackward { shape, x, w, rstd, dy, dx, dw })?;
+                continue;
+            }
+            let (x, dy) = by_group.rows_mut(2 * n).split_at(n * all);
+            let (x, mut dy) = (x.slice(band), dy.slice(0..own));
+            cx.copy_columns([n, width], (dgated.rows(n), all, group * width), (dy.reborrow(), width, 0))?;
+            let mut dx = d_o.rows_mut(n).slice(0..own); // assigned afterwards
+            dev.zero(dx.reborrow())?;
+            let (x, dy) = (x.as_view(), dy.as_view());
+            dev.rmsnorm_backward(RmsNormBackward { shape, x, w, rstd, dy, dx: dx.reborrow(), dw })?;
+            cx.copy_columns([n, width], (dx.as_view(), width, 0), (dnormed.rows_mut(n), all, group * width))?;
+        }
+        dev.swiglu_backward(GluBackward {
+            gate: saved.z.rows(n),
+            up: saved.o.rows(n),
+            dy: delta.dnormed.rows(n),
+            dgate: delta.dz.rows_mut(n),
+            dup: delta.d_o.rows_mut(n),
+        })
     }
 
     /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
@@ -153,7 +251,7 @@ impl DeltaBranch {
                 for linear in qkv {
                     linear.forward(cx, w, h.rows, adapter, mixed.rows_mut(n))?;
                 }
-                for (linear, to) in [(of_z, z), (of_a, &mut *a), (of_b, &mut *b)] {
+                for (linear, to) in [(of_z, z), (of_a, &mut *a)].into_iter().chain(of_b.as_ref().zip(Some(&mut *b))) {
                     linear.forward(cx, w, h.rows, adapter, to.rows_mut(n))?;
                 }
                 cx.release(h)?;
@@ -181,6 +279,7 @@ impl DeltaBranch {
             along: of_conv,
             x: mixed.rows(n),
             w: self.filters(cx, w, &mut delta.filters)?,
+            bias: self.conv_bias.map(|bias| w.get(bias)),
             y: delta.convolved.rows_mut(n),
         })?;
         dev.delta_rule(DeltaRule {
@@ -191,6 +290,7 @@ impl DeltaBranch {
             b: b.rows(n),
             a_log: w.get(self.a_log),
             dt_bias: w.get(self.dt_bias),
+            skip: self.skip.map(|skip| w.get(skip)),
             o: o.rows_mut(n),
             states: states.rows_mut(kept),
         })?;
@@ -223,28 +323,14 @@ impl DeltaBranch {
         cx.release(d_branch)?;
 
         let delta = &mut scratch.recurrent;
-        dev.swiglu_backward(GluBackward {
-            gate: saved.z.rows(n),
-            up: delta.normed.rows(n),
-            dy: delta.dgated.rows(n),
-            dgate: delta.dz.rows_mut(n),
-            dup: delta.dnormed.rows_mut(n),
-        })?;
-        dev.zero(delta.d_o.rows_mut(n))?;
-        let of_norm = dw.get(self.head_norm)?;
-        dev.rmsnorm_backward(RmsNormBackward {
-            shape: self.head_norm_shape,
-            x: saved.o.rows(n),
-            w: w.get(self.head_norm),
-            rstd: delta.stats.rows(n),
-            dy: delta.dnormed.rows(n),
-            dx: delta.d_o.rows_mut(n),
-            dw: of_norm.unwrap_or_else(|| scratch.unused.rows_mut(2).slice(0..shape.value_dim)),
-        })?;
+        self.gate_backward(cx, w, dw, saved, delta, &mut scratch.unused)?;
         let y_conv = delta.convolved.rows_mut(n);
         let (mixed, conv) = (saved.mixed.rows(n), self.filters(cx, w, &mut delta.filters)?);
         let (kind, along) = (ConvKind::Silu, RowSequences::Whole(documents));
-        dev.short_conv(ShortConv { kind, taps, along, x: mixed, w: conv, y: y_conv })?;
+        let bias = self.conv_bias.map(|bias| w.get(bias));
+        dev.short_conv(ShortConv { kind, taps, along, x: mixed, w: conv, bias, y: y_conv })?;
+        dev.zero(delta.dskip.rows_mut(1))?;
+        dev.zero(delta.dconv_bias.rows_mut(1))?;
         let (da_log, ddt_bias) = dw.pair(self.a_log, self.dt_bias, scratch.unused.rows_mut(2))?;
         dev.delta_rule_backward(DeltaRuleBackward {
             shape,
@@ -254,6 +340,7 @@ impl DeltaBranch {
             b: saved.b.rows(n),
             a_log: w.get(self.a_log),
             dt_bias: w.get(self.dt_bias),
+            skip: self.skip.map(|skip| w.get(skip)),
             states: saved.states.rows(DeltaShape::kept(n)),
             d_o: delta.d_o.rows(n),
             scratch: delta.walked.all_mut(),
@@ -262,8 +349,10 @@ impl DeltaBranch {
             db: delta.db.rows_mut(n),
             da_log: Some(da_log),
             ddt_bias: Some(ddt_bias),
+            dskip: self.skip.map(|_| delta.dskip.rows_mut(1)),
         })?;
         let (dconvolved, dx) = (delta.dconvolved.rows(n), delta.dmixed.rows_mut(n));
+        let dbias = self.conv_bias.map(|_| delta.dconv_bias.rows_mut(1));
         let of_conv = match self.conv[..] {
             [one] => dw.get(one)?,
             _ => {
@@ -277,10 +366,17 @@ impl DeltaBranch {
             documents,
             x: mixed,
             w: conv,
+            bias,
             dy: dconvolved,
             dx,
             dw: of_conv,
+            dbias,
         })?;
+        for (segment, grad) in [(self.skip, &delta.dskip), (self.conv_bias, &delta.dconv_bias)] {
+            if let Some(to) = segment.map(|segment| dw.get(segment)).transpose()?.flatten() {
+                dev.add(grad.rows(1), to)?;
+            }
+        }
         if self.conv.len() > 1 {
             self.add_filters(cx, dw, &delta.dfilters)?;
         }
@@ -302,7 +398,7 @@ impl DeltaBranch {
                 DeltaInputs::Apart { qkv, z, a, b } => {
                     qkv.iter().try_for_each(|linear| back(linear, &delta.dmixed))?;
                     back(z, &delta.dz)?;
-                    back(b, &delta.db)?;
+                    b.iter().try_for_each(|b| back(b, &delta.db))?;
                     back(a, &delta.da)
                 }
                 DeltaInputs::Fused { qkvz, ba } => {

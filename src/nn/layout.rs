@@ -57,7 +57,7 @@ pub enum Tp {
     Cut { dim: usize, over: Slice, whole: usize },
     /// Sharded by rows, as several matrices of `rows` each, one below the other (0: none): a rank has its share of
     /// each.
-    Parts { over: Slice, rows: [usize; 3] },
+    Parts { over: Slice, rows: [usize; 5] },
 }
 
 impl Tp {
@@ -337,7 +337,13 @@ mod tests {
             assert_eq!(seen, [1; 48], "dim {dim} over {of}");
         }
         // Parts of different lengths, and of equal ones: each rank has its share of each.
-        for (rows, of) in [([3, 2, 1], 2), ([2, 2, 2], 2), ([4, 2, 0], 3), ([3, 3, 0], 2)] {
+        for (rows, of) in [
+            ([3, 2, 1, 0, 0], 2),
+            ([2, 2, 2, 0, 0], 2),
+            ([4, 2, 0, 0, 0], 3),
+            ([3, 3, 0, 0, 0], 2),
+            ([1, 2, 1, 1, 1], 2),
+        ] {
             let mut seen = [0; 48];
             for over in (0..of).map(|index| Slice { index, of }) {
                 let own: usize = rows.map(|n| over.share(n).len()).iter().sum();

@@ -5,7 +5,6 @@ use super::layout::Layout;
 use super::root::Root;
 use super::spec::{Arch, Recurrence, Spec};
 use super::split::Split;
-use crate::device::ops::DELTA_BLOCK;
 
 impl Spec {
     /// One layout per layer: layer 0 is the root (embeddings, final norm, head); block i is layer i + 1; the experts of
@@ -53,12 +52,8 @@ impl Spec {
         let attends = |i: &usize| self.recurrence_of(*i).is_none();
         let of_heads = |i| 2 * 2 * self.heads * self.heads_of(i).head_dim * seen(i);
         let attention = (0..self.layers).filter(attends).map(of_heads).sum::<usize>();
-        // Of a gated delta net: three products with its state, and those within a block.
         let of_other = |mixer: &Recurrence| match mixer {
-            Recurrence::Delta(net) => {
-                let (k, v) = (net.shape.key_dim, net.shape.value_dim);
-                net.shape.value_heads * (2 * 3 * k * v + 2 * DELTA_BLOCK * (k + v))
-            }
+            Recurrence::Delta(net) => net.shape.flops(false),
             Recurrence::Conv { .. } => 0, // its filters are parameters
         };
         let others = (0..self.layers).filter_map(|i| self.recurrence_of(i)).map(of_other).sum::<usize>();

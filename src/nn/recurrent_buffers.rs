@@ -9,14 +9,14 @@ use crate::device::ops::{BackwardOf, ConvKind, DeltaShape};
 use crate::device::{Device, ViewMut};
 
 table! {
-    /// Saved by a gated delta net for backward, or by a short convolution of C channels; empty in other blocks. K:
-    /// elements of a token's keys, V: of its values, H: value heads.
+    /// Saved by a gated delta net or Mamba 2 for backward, or by a short convolution of C channels; empty in other
+    /// blocks. K: elements of a token's keys, V: of its values, H: value heads.
     pub struct RecurrentSaved {
         /// (N, 2 K + V): queries, keys and values in front of the convolution; (N, 3 C): the convolution's operands.
         mixed,
         /// (N, V); from here on empty without a gated delta net.
         z,
-        /// (N, H), (N, H)
+        /// (N, H), (N, H); the second is empty with Mamba 2.
         a,
         b,
         /// (N, V): the rule's output.
@@ -40,9 +40,11 @@ table! {
         convolved,
         /// (N, H) f32: 1/rms of each head's output.
         stats,
-        /// (N, V), (N, V): the outputs normalized, then times their gate.
+        /// (N, V), (N, V): the outputs normalized, then times their gate; or the other way around.
         normed,
         gated,
+        /// (2 N, V): groups of columns one below the other, in front of their norm and after it; empty without groups.
+        by_group,
         /// Gradients in front of the convolution and after it.
         dmixed,
         dconvolved,
@@ -54,6 +56,10 @@ table! {
         /// (N, H), (N, H)
         da,
         db,
+        /// (1, H), (1, 2 K + V) f32: of the factors of skipped values, and of the convolution's biases, of which
+        /// operations have no room in the layer's gradient; empty without.
+        dskip,
+        dconv_bias,
         /// f32, with the size that [`Device::backward_scratch`] requests.
         walked,
     }
@@ -96,7 +102,7 @@ impl RecurrentPlan {
             mixed: keep(mixed),
             z: keep(s.values()),
             a: keep(s.value_heads),
-            b: keep(s.value_heads),
+            b: keep(s.betas()),
             o: keep(s.values()),
             states: TensorShape::new(
                 Category::Saved,
@@ -121,6 +127,12 @@ impl RecurrentPlan {
             filters: one(dtype, filters),
             dfilters: one(DType::F32, if self.train { filters } else { 0 }),
             convolved: scratch(convolved),
+            by_group: TensorShape::new(
+                Category::Scratch,
+                dtype,
+                2 * n,
+                if net.groups().is_some_and(|groups| groups > 1) { s.values() } else { 0 },
+            ),
             stats: TensorShape::new(Category::Scratch, DType::F32, n, s.value_heads),
             normed: scratch(s.values()),
             gated: scratch(s.values()),
@@ -131,7 +143,9 @@ impl RecurrentPlan {
             dnormed: back(s.values()),
             d_o: back(s.values()),
             da: back(s.value_heads),
-            db: back(s.value_heads),
+            db: back(s.betas()),
+            dskip: one(DType::F32, if self.train && !s.rule.replaces() { s.value_heads } else { 0 }),
+            dconv_bias: one(DType::F32, if self.train && net.has_bias() { s.row() } else { 0 }),
             walked: TensorShape {
                 scratch_of: [self.train.then_some(BackwardOf::DeltaRule(s)), None],
                 ..TensorShape::new(Category::Scratch, dtype, n, 0)

@@ -1,7 +1,7 @@
 //! A model as data: the numbers that determine every shape, and the features in which families differ. Never allocates,
 //! never reads files.
 use super::rotary::{QueryGrowth, Rotary};
-use crate::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule};
+use crate::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule, StateRule};
 
 /// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,7 +85,7 @@ pub enum Arch {
     Cwm,
     /// Granite with norms after the branches too.
     HyperClovaX,
-    /// Granite with one matrix for gate and up.
+    /// Granite with one matrix for gate and up; maybe with Mamba layers, and with experts and a shared one.
     GraniteHybrid,
     /// Granite with experts, which files keep in one tensor for each block.
     GraniteMoe,
@@ -210,8 +210,8 @@ pub struct Experts {
     pub beside: bool,
 }
 
-/// The gated delta nets of blocks that mix tokens with one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The gated delta nets of blocks that mix tokens with one, or their Mamba 2.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeltaNet {
     pub shape: DeltaShape,
     /// Taps of the convolution of queries, keys and values.
@@ -228,19 +228,39 @@ pub enum DeltaForm {
     Joined,
     /// One for each, and three convolutions.
     Apart,
+    /// One for all, of Mamba 2.
+    Mamba { conv_bias: bool },
 }
 
 impl DeltaNet {
     /// Without heads.
     pub const NONE: DeltaNet = DeltaNet {
-        shape: DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0, doubled: false },
+        shape: DeltaShape {
+            key_heads: 0,
+            value_heads: 0,
+            key_dim: 0,
+            value_dim: 0,
+            rule: StateRule::Delta { doubled: false },
+        },
         taps: 0,
         form: DeltaForm::Joined,
     };
+    /// Groups that Mamba 2 normalizes apart: those of its key heads.
+    pub fn groups(&self) -> Option<usize> {
+        matches!(self.form, DeltaForm::Mamba { .. }).then_some(self.shape.key_heads)
+    }
+    /// Whether its convolution has biases.
+    pub fn has_bias(&self) -> bool {
+        self.form == (DeltaForm::Mamba { conv_bias: true })
+    }
+    /// Elements of the weight of its norm.
+    pub fn normed(&self) -> usize {
+        if self.groups().is_some() { self.shape.values() } else { self.shape.value_dim }
+    }
 }
 
 /// What blocks have in place of attention that mix tokens by a state of a fixed size.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Recurrence {
     Delta(DeltaNet),
     /// A short convolution of gated channels.
@@ -268,6 +288,7 @@ impl Recurrence {
     /// For messages.
     pub fn name(&self) -> &'static str {
         match self {
+            Recurrence::Delta(net) if net.groups().is_some() => "Mamba layers",
             Recurrence::Delta(_) => "gated delta nets",
             Recurrence::Conv { .. } => "short convolutions",
         }

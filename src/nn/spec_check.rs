@@ -2,7 +2,7 @@
 use super::rotary::QueryGrowth;
 use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
 use crate::base::{Error, Result};
-use crate::device::ops::{DeltaShape, MAX_TAPS, RouteRule, RouteShape};
+use crate::device::ops::{DeltaShape, MAX_TAPS, RouteRule, RouteShape, StateRule};
 
 impl Spec {
     /// Checks the relations that every shape relies on.
@@ -116,14 +116,22 @@ impl Spec {
         {
             return Err(Error::input(format!("short convolutions over {taps} tokens: there must be 1 to {MAX_TAPS}")));
         }
-        if let Some(Recurrence::Delta(DeltaNet { shape, taps, .. })) = self.recurrence {
-            let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+        if let Some(mixer @ Recurrence::Delta(DeltaNet { shape, taps, .. })) = &self.recurrence {
+            let DeltaShape { key_heads, value_heads, key_dim, value_dim, rule } = *shape;
             let no_size = [key_heads, value_heads, key_dim, value_dim].contains(&0);
-            if no_size || !value_heads.is_multiple_of(key_heads) || !(1..=MAX_TAPS).contains(&taps) {
+            if no_size || !value_heads.is_multiple_of(key_heads) || !(1..=MAX_TAPS).contains(taps) {
                 return Err(Error::input(format!(
-                    "gated delta nets of {value_heads} value heads of {value_dim} with {key_heads} key heads of {key_dim}, \
-                     convolved over {taps} tokens: value heads must be a multiple of key heads, sizes at least 1, and \
-                     the tokens at most {MAX_TAPS}"
+                    "{} of {value_heads} value heads of {value_dim} with {key_heads} key heads of {key_dim}, convolved over \
+                     {taps} tokens: value heads must be a multiple of key heads, sizes at least 1, and the tokens at most \
+                     {MAX_TAPS}",
+                    mixer.name()
+                )));
+            }
+            if let StateRule::Decay { limits: [least, most] } = rule
+                && !(0.0 <= least && least <= most)
+            {
+                return Err(Error::input(format!(
+                    "time_step_limit is {least} to {most}: it must be a range from 0 or more"
                 )));
             }
         }

@@ -281,9 +281,14 @@ impl Split {
             && !net.shape.key_heads.is_multiple_of(of)
         {
             return Err(Error::input(format!(
-                "linear_num_key_heads {} is not divisible by tp-size {of}: every tp rank needs the same number of heads; \
-                 choose a tp-size that divides {}",
-                net.shape.key_heads, net.shape.key_heads
+                "{} {} is not divisible by tp-size {of}: every tp rank needs the same number of heads; choose a tp-size \
+                 that divides {}",
+                match net.groups() {
+                    Some(_) => "the number of groups of Mamba layers",
+                    None => "linear_num_key_heads",
+                },
+                net.shape.key_heads,
+                net.shape.key_heads
             )));
         }
         // Columns and vocabulary entries need not divide evenly, but no share may be empty.

@@ -15,9 +15,12 @@ pub type TpPlan = BTreeMap<String, String>;
 
 /// The matrices of another mixer than attention. Plans gather their outputs, that is, they replicate what follows; here
 /// its heads or channels are sharded with the heads of attention, with the same values.
-fn recurrent_modules(mixer: &Recurrence) -> &'static [&'static str] {
-    match mixer {
+fn recurrent_modules(mixer: &Recurrence, arch: Arch) -> Vec<String> {
+    let modules: &[&str] = match mixer {
         Recurrence::Delta(net) => match net.form {
+            DeltaForm::Mamba { .. } => {
+                return ["in_proj", "out_proj"].map(|of| format!("{}.{of}", arch.family().modules.mamba)).to_vec();
+            }
             DeltaForm::Fused => &["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"],
             DeltaForm::Joined => &[
                 "linear_attn.in_proj_qkv",
@@ -37,7 +40,8 @@ fn recurrent_modules(mixer: &Recurrence) -> &'static [&'static str] {
             ],
         },
         Recurrence::Conv { .. } => &["conv.in_proj", "conv.out_proj"],
-    }
+    };
+    modules.iter().map(|module| module.to_string()).collect()
 }
 
 /// What a plan reduces to.
@@ -182,7 +186,7 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
         known.extend(head_norms.map(in_layers));
     }
     if let Some(mixer) = &spec.recurrence {
-        known.extend(recurrent_modules(mixer).iter().map(|module| in_layers(module)));
+        known.extend(recurrent_modules(mixer, spec.arch).iter().map(|module| in_layers(module)));
     }
     let plan: TpPlan = plan.iter().map(|(k, v)| (k.strip_prefix("model.").unwrap_or(k).into(), v.clone())).collect();
     for (module, style) in &plan {

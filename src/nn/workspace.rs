@@ -215,7 +215,7 @@ impl Workspace<TensorShape, ()> {
         };
         // A gated delta net's gates and norm, of which each row of `unused` must hold one.
         let small = match spec.recurrence {
-            Some(Recurrence::Delta(net)) => net.shape.value_heads.max(net.shape.value_dim),
+            Some(Recurrence::Delta(net)) => net.shape.value_heads.max(net.normed()),
             _ => 0,
         };
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };

@@ -6,7 +6,7 @@ use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
 use flatshard::comm::shm;
 use flatshard::data::MicroBatch;
-use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule};
+use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule, StateRule};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
@@ -145,7 +145,8 @@ pub fn sparse() -> Spec {
 
 /// Gated delta nets, and in the last block attention with an output gate.
 pub fn qwen35() -> Spec {
-    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, doubled: false };
+    let rule = StateRule::Delta { doubled: false };
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, rule };
     Spec {
         arch: Arch::Qwen35,
         norm_eps: 1e-2,
@@ -154,6 +155,22 @@ pub fn qwen35() -> Spec {
         output_gate: true,
         rotary_dim: Some(4),
         recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Joined })),
+        recurrent: vec![true, true, true, false],
+        ..llama()
+    }
+}
+
+/// Mamba layers with two groups of heads, and attention without rotary positions in the last block.
+pub fn granite_hybrid() -> Spec {
+    let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, rule };
+    Spec {
+        arch: Arch::GraniteHybrid,
+        norm_eps: 1e-2,
+        fused_gate_up: true,
+        rotated: vec![false; llama().layers],
+        residual_multiplier: 0.5,
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
         recurrent: vec![true, true, true, false],
         ..llama()
     }

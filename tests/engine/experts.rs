@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 22] = [
+const FAMILIES: [&str; 23] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -46,6 +46,7 @@ const FAMILIES: [&str; 22] = [
     "exaone_moe",
     "mellum",
     "glm4_moe_normed",
+    "granitemoehybrid",
 ];
 const TOLERANCE: f64 = 1e-5;
 

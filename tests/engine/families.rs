@@ -77,6 +77,7 @@ const CASES: &[&str] = &[
     "olmo_hybrid",
     "apertus",
     "gemma4_experts",
+    "granitemoehybrid_mamba",
 ];
 /// Those of `families.py`, which also has files of transformers 4.
 const FOUR: usize = 23;

@@ -29,8 +29,21 @@ fn mistral() -> Spec {
 fn ministral3() -> Spec {
     Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
 }
-fn families() -> [Spec; 11] {
-    [llama(), gpt(), mistral(), ministral3(), qwen2(), qwen3(), gemma2(), gemma3(), gemma4(), qwen35(), lfm2()]
+fn families() -> [Spec; 12] {
+    [
+        llama(),
+        gpt(),
+        mistral(),
+        ministral3(),
+        qwen2(),
+        qwen3(),
+        gemma2(),
+        gemma3(),
+        gemma4(),
+        qwen35(),
+        granite_hybrid(),
+        lfm2(),
+    ]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, step: 0 };
 
@@ -115,7 +128,7 @@ fn ranks_of_any_mesh_generate_the_same_text_and_free_the_cache() {
 #[test]
 fn what_is_kept_of_the_last_text_changes_no_bit() {
     let sampling = Sampling { temperature: 1.0, ..GREEDY };
-    for spec in [llama(), qwen35(), lfm2()] {
+    for spec in [llama(), qwen35(), granite_hybrid(), lfm2()] {
         let spec = Spec { max_len: 90, ..spec };
         let options =
             GeneratorOptions { spec, strategy: ddp(DType::F32), cuts: Cuts::ALL, size: SamplerSize::of_one(80, 5) };

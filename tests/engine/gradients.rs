@@ -8,7 +8,7 @@ use flatshard::base::{Category, DType, Error};
 use flatshard::comm::{Mesh, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::DeltaShape;
+use flatshard::device::ops::{DeltaShape, StateRule};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
     Activation, Arch, Checkpointing, Decoder, DeltaForm, DeltaNet, Groups, Minimized, Pass, ROOT, Recurrence, Rotary,
@@ -93,7 +93,8 @@ fn gemma4() -> Spec {
 /// A gated delta net, then attention with an output gate and a part of each head rotated. The epsilon is large for the
 /// finite differences: where a document starts, the net's outputs are small.
 fn qwen35() -> Spec {
-    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, doubled: false };
+    let rule = StateRule::Delta { doubled: false };
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, rule };
     Spec {
         arch: Arch::Qwen35,
         norm_eps: 1e-2,

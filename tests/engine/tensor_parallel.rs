@@ -13,7 +13,7 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::{DeltaShape, RotaryPairs};
+use flatshard::device::ops::{DeltaShape, RotaryPairs, StateRule};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
     Activation, Arch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, HeadSizes, Init, Lora,
@@ -143,7 +143,8 @@ fn others() -> Spec {
 
 /// A gated delta net with fused matrices, then attention with an output gate.
 fn qwen3_next() -> Spec {
-    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6, doubled: false };
+    let rule = StateRule::Delta { doubled: false };
+    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6, rule };
     Spec {
         arch: Arch::Qwen3Next,
         norm_eps: 1e-2,
@@ -170,6 +171,20 @@ fn qwen35() -> Spec {
 }
 fn olmo_hybrid() -> Spec {
     formed(Arch::OlmoHybrid, DeltaForm::Apart)
+}
+/// Mamba with four groups of heads, then attention without rotary positions.
+fn granite_hybrid() -> Spec {
+    let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
+    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6, rule };
+    Spec {
+        arch: Arch::GraniteHybrid,
+        norm_eps: 1e-2,
+        fused_gate_up: true,
+        rotated: vec![false; 2],
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
+        recurrent: vec![true, false],
+        ..llama()
+    }
 }
 /// A gated short convolution, whose channels do not divide evenly by 4, then attention.
 fn lfm2() -> Spec {
@@ -391,6 +406,7 @@ fn every_gradient_equals_that_of_one_rank() {
         qwen3_next(),
         qwen35(),
         olmo_hybrid(),
+        granite_hybrid(),
         lfm2(),
     ] {
         let run = Run::alone(spec);
@@ -473,7 +489,7 @@ fn several_logit_chunks_and_long_documents() {
 
 #[test]
 fn recomputed_blocks_give_the_same_result() {
-    for spec in [llama(), gemma3(), gemma4(), cohere2(), qwen35(), lfm2()] {
+    for spec in [llama(), gemma3(), gemma4(), cohere2(), qwen35(), granite_hybrid(), lfm2()] {
         let run = Run::alone(spec);
         let alone = made(&run);
         for checkpoint in [Checkpointing::Full, Checkpointing::Selective] {
@@ -488,7 +504,8 @@ fn recomputed_blocks_give_the_same_result() {
 #[test]
 fn adapters_are_split_with_their_matrices() {
     // Fused matrices have one adapter.
-    let net = [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7), (lfm2(), 0.3, 5 + 7)];
+    let net =
+        [(qwen3_next(), 0.3, 6 + 7), (qwen35(), 0.3, 8 + 7), (granite_hybrid(), 0.3, 4 + 6), (lfm2(), 0.3, 5 + 7)];
     let specs =
         [(qwen2(), 0.3, 14), (gemma3(), 0.0, 14), (gemma4(), 0.3, 6 + 7 + 5), (llama(), 0.3, 14), (phi3(), 0.3, 8)];
     for (spec, dropout, matrices) in specs.into_iter().chain(net) {
@@ -637,10 +654,14 @@ fn indivisible_sizes_are_refused_with_the_equation() {
     let sp = Split { sp: Slice { index: 0, of: 2 }, ..Split::NONE };
     let ring = Decoder::split(qwen35(), &Tuning::default(), &sp).err().expect("refused").to_string();
     assert!(ring.contains("ring-attn-size 2: the gated delta nets of qwen3_5"), "{ring}");
+    let ring = Decoder::split(granite_hybrid(), &Tuning::default(), &sp).err().expect("refused").to_string();
+    assert!(ring.contains("ring-attn-size 2: the Mamba layers of granitemoehybrid"), "{ring}");
     let ring = Decoder::split(lfm2(), &Tuning::default(), &sp).err().expect("refused").to_string();
     assert!(ring.contains("ring-attn-size 2: the short convolutions of lfm2"), "{ring}");
     let heads = Spec { heads: 8, kv_heads: 8, ..qwen35() };
     assert!(all(heads, 8).contains("linear_num_key_heads 4 is not divisible by tp-size 8"));
+    let heads = Spec { heads: 8, kv_heads: 8, ..granite_hybrid() };
+    assert!(all(heads, 8).contains("the number of groups of Mamba layers 4 is not divisible by tp-size 8"));
     assert!(all(phi3(), 8).contains("num_kv_heads 4 is not divisible by tp-size 8: queries, keys and values of phi3"));
     assert!(all(olmoe(), 2).contains("olmoe normalizes all heads of a token together"));
     let odd = gpt_oss().experts.map(|experts| Experts { ff: 15, ..experts });

@@ -76,6 +76,10 @@ CASES = {
                    rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50.0), sliding_attention=dict(rope_type="default", rope_theta=20.0))),
     # GLM 4.5 and later, beside the Air models.
     "glm4_moe_normed": dict(head_dim=12, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, attention_bias=True, use_qk_norm=True),
+    "granitemoehybrid": dict(num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+                             mamba_n_heads=4, mamba_expand=2, mamba_d_head=12, mamba_n_groups=1, mamba_d_state=6, mamba_chunk_size=16,
+                             num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=10, position_embedding_type=None,
+                             embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0, max_position_embeddings=128),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
 SCORED = {"exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}

@@ -56,6 +56,10 @@ NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3,
             linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5,
             rope_parameters=rope("default", partial_rotary_factor=0.5))
 
+MAMBA = dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, mamba_n_groups=2, mamba_d_state=6, mamba_d_conv=4, mamba_chunk_size=16,
+             rope_parameters=rope("default"), shared_intermediate_size=26, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5,
+             logits_scaling=4.0)
+
 CASES = {
     "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
     "llama_linear": ("llama", dict(**DIVIDED, rope_parameters=rope("linear", factor=3.0), tie_word_embeddings=True), PLAIN),
@@ -165,9 +169,13 @@ CASES = {
                                                     vocab_size_per_layer_input=VOCAB, enable_moe_block=True, num_experts=5, top_k_experts=2,
                                                     moe_intermediate_size=14, tie_word_embeddings=False), dict(top_k_experts=1)),
     "apertus": ("apertus", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True), PLAIN),
+    # Mamba layers, of which heads share keys and queries in two groups that are normalized apart; attention without rotary positions.
+    "granitemoehybrid_mamba": ("granitemoehybrid", dict(**MAMBA, num_hidden_layers=3, max_position_embeddings=128, num_local_experts=0, time_step_limit=[0.9, 2.0],
+                                                        layer_types=["linear_attention", "full_attention", "linear_attention"]),
+                               dict(time_step_limit=[0.0, 2.0])),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
-RECURRENT = {"qwen3_5", "olmo_hybrid"}
+RECURRENT = {"qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba"}
 SPARSE = {"gemma4_experts"}  # errors of bf16 say little: another expert may be chosen
 
 

@@ -65,6 +65,7 @@ impl ExpertKeys {
         Some(match arch {
             Arch::Mixtral | Arch::GraniteMoe => LOCAL,
             Arch::GraniteMoeShared => ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 0)), ..LOCAL },
+            Arch::GraniteHybrid => ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 1024)), ..LOCAL },
             Arch::GptOss => ExpertKeys { count: ("num_local_experts", 128), top_k: 4, clamped: true, ..LOCAL },
             Arch::Olmoe => ExpertKeys { count: all(64), top_k: 8, normalize: Some(false), aux_coef: 0.01, ..LOCAL },
             Arch::HunyuanMoe => ExpertKeys { count: all(1), top_k: 1, shared: SharedWidth::AsOthers, ..LOCAL },
@@ -184,6 +185,9 @@ impl ExpertKeys {
 
 /// The experts of the families that have them.
 pub fn read(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
+    if arch == Arch::GraniteHybrid && granite::has_none(keys) {
+        return Ok(None);
+    }
     if let Some(of) = ExpertKeys::of(arch) {
         return of.read(keys, layers, ff).map(Some);
     }
@@ -191,7 +195,6 @@ pub fn read(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<O
         return of.experts(keys, layers).map(Some);
     }
     match arch {
-        Arch::GraniteHybrid => granite::no_experts(keys).map(|()| None),
         Arch::Lfm2Moe => lfm2::experts(keys, layers).map(Some),
         Arch::Gemma4 => gemma::experts(keys),
         _ => scored::biased(keys, arch, layers, ff),

@@ -1,9 +1,10 @@
-//! The keys of Granite and its descendants: multipliers, and which layers of Granite 4 are supported. Never reads other
-//! keys.
-use super::keys::{ConfigKeys, decimal};
-use crate::base::{Error, Result, quote};
-use crate::nn::Spec;
-use serde_json::{Value, json};
+//! The keys of Granite and its descendants: multipliers, and the layers of Granite 4. Never reads other keys.
+use super::keys::{ConfigKeys, decimal, object};
+use super::lists::kinds;
+use super::mamba::MambaKeys;
+use crate::base::{Error, Result};
+use crate::nn::{Recurrence, Spec};
+use serde_json::{Map, Value, json};
 
 /// The multipliers of Granite.
 pub fn multiplied(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
@@ -17,15 +18,53 @@ pub fn multiplied(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     })
 }
 
-/// Granite 4, if it has neither experts nor Mamba layers: its feed-forward layer is what is a shared expert otherwise.
+/// The names of the keys of Granite 4's Mamba layers.
+const MAMBA: MambaKeys = MambaKeys {
+    heads: ("mamba_n_heads", 128),
+    groups: ("mamba_n_groups", 1),
+    state: ("mamba_d_state", 256),
+    head_dim: ("mamba_d_head", None),
+    taps: "mamba_d_conv",
+    expand: "mamba_expand",
+    chunk: "mamba_chunk_size",
+    conv_bias: "mamba_conv_bias",
+    proj_bias: "mamba_proj_bias",
+};
+
+/// Granite 4. Without experts, the shared one is its feed-forward layer.
 pub fn hybrid(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
-    let ff = keys.size("shared_intermediate_size", "ff_hidden_dim")?.unwrap_or(1024);
+    let shared = keys.size("shared_intermediate_size", "ff_hidden_dim")?.unwrap_or(1024);
+    let ff = if spec.experts.is_some() { spec.ff } else { shared };
     let rotated = match keys.text("position_embedding_type")? {
         Some("rope") => Vec::new(),
         None | Some("nope") => vec![false; spec.layers],
         Some(_) => return Err(keys.unsupported("position_embedding_type", &[json!("rope"), json!("nope")])),
     };
-    Ok(Spec { ff, rotated, fused_gate_up: true, ..multiplied(keys, spec)? })
+    let names = [("attention", false), ("full_attention", false), ("mamba", true), ("linear_attention", true)];
+    let recurrent = kinds(keys, "layer_types", spec.layers, &names)?.unwrap_or(vec![true; spec.layers]);
+    let net = MAMBA.read(keys, spec.dim)?;
+    let (recurrence, recurrent) = match recurrent.contains(&true) {
+        true => (Some(Recurrence::Delta(net)), recurrent),
+        false => (None, Vec::new()),
+    };
+    Ok(Spec { ff, rotated, recurrence, recurrent, fused_gate_up: true, ..multiplied(keys, spec)? })
+}
+
+/// The keys of Granite 4 besides the multipliers and those of experts.
+pub fn hybrid_json(spec: &Spec) -> Map<String, Value> {
+    let kind = |i| if spec.recurrence_of(i).is_some() { "mamba" } else { "attention" };
+    let layer_types: Vec<&str> = (0..spec.layers).map(kind).collect();
+    let mut map = object(json!({
+        "layer_types": layer_types,
+        "position_embedding_type": if spec.is_rotated(0) { "rope" } else { "nope" },
+    }));
+    if spec.experts.is_none() {
+        map.extend(object(json!({"shared_intermediate_size": spec.ff, "num_local_experts": 0})));
+    }
+    if let Some(Recurrence::Delta(net)) = &spec.recurrence {
+        map.extend(MAMBA.json(net, spec.dim));
+    }
+    map
 }
 
 /// HyperCLOVA X, whose logits are multiplied where Granite's are divided.
@@ -36,41 +75,13 @@ pub fn hyperclovax(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     Ok(Spec { post_norms, score_scale: Some(scale), logit_scale: spec.logit_scale.recip(), ..spec })
 }
 
-/// Refuses Granite 4 with experts.
-pub fn no_experts(keys: &ConfigKeys) -> Result<()> {
-    keys.known(["num_experts_per_tok", "router_aux_loss_coef", "output_router_logits"]);
-    match keys.get("num_local_experts") {
-        Some(count) if *count == json!(0) => Ok(()),
-        count => Err(Error::input(format!(
-            "num_local_experts is {}: of Granite 4, only models without experts are supported, which say 0",
-            quote(count.unwrap_or(&json!(8)))
-        ))),
+/// Whether the file of a Granite 4 says that it has no experts.
+pub fn has_none(keys: &ConfigKeys) -> bool {
+    let none = keys.get("num_local_experts") == Some(&json!(0));
+    if none {
+        keys.known(["num_experts_per_tok", "router_aux_loss_coef", "output_router_logits"]);
     }
-}
-
-/// Refuses layers of Granite 4 that are not attention.
-pub fn only_attention(keys: &ConfigKeys) -> Result<()> {
-    keys.known([
-        "mamba_chunk_size",
-        "mamba_conv_bias",
-        "mamba_d_conv",
-        "mamba_d_head",
-        "mamba_d_state",
-        "mamba_expand",
-        "mamba_n_groups",
-        "mamba_n_heads",
-        "mamba_proj_bias",
-        "time_step_limit",
-    ]);
-    let kinds = keys.present("layer_types").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let is_attention = |kind: &Value| *kind == json!("attention") || *kind == json!("full_attention");
-    match kinds.iter().find(|kind| !is_attention(kind)) {
-        None if !kinds.is_empty() => Ok(()),
-        other => Err(Error::input(format!(
-            "layer_types has {}: Mamba layers are not supported yet; only models whose layers are all attention are",
-            quote(other.unwrap_or(&json!("mamba")))
-        ))),
-    }
+    none
 }
 
 /// The keys of the multipliers.

@@ -5,18 +5,22 @@ use serde_json::Value;
 
 /// Whether each layer is of the second of two types, if the file lists layers one by one.
 pub fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> Result<Option<Vec<bool>>> {
-    let Some(types) = keys.present("layer_types") else { return Ok(None) };
-    let kind = |value: &Value| match value.as_str() {
-        Some(name) if name == second => Ok(true),
-        Some(name) if name == first => Ok(false),
-        _ => Err(Error::input(format!(
-            "layer_types has {}, which is not supported; use {first} or {second}",
-            quote(value)
-        ))),
+    kinds(keys, "layer_types", layers, &[(first, false), (second, true)])
+}
+
+/// What each layer is, by the names of types, if the file lists layers one by one.
+pub fn kinds<T: Copy>(keys: &ConfigKeys, key: &str, layers: usize, names: &[(&str, T)]) -> Result<Option<Vec<T>>> {
+    let Some(types) = keys.present(key) else { return Ok(None) };
+    let kind = |value: &Value| {
+        let named = names.iter().find(|(name, _)| value.as_str() == Some(name));
+        named.map(|(_, kind)| *kind).ok_or_else(|| {
+            let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+            Error::input(format!("{key} has {}, which is not supported; use {}", quote(value), known.join(" or ")))
+        })
     };
     let Some(values) = types.as_array().filter(|values| values.len() == layers) else {
         let found = types.as_array().map_or(quote(types).to_string(), |values| format!("a list of {}", values.len()));
-        return Err(Error::input(format!("layer_types is {found}; it must list the type of each of {layers} layers")));
+        return Err(Error::input(format!("{key} is {found}; it must list the type of each of {layers} layers")));
     };
     values.iter().map(kind).collect::<Result<_>>().map(Some)
 }

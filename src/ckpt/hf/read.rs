@@ -12,7 +12,7 @@ use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
 use crate::base::{Error, Result, quote};
-use crate::device::ops::DeltaShape;
+use crate::device::ops::{DeltaShape, StateRule};
 use crate::nn::{Activation, Arch, DeltaForm, DeltaNet, Recurrence, Spec};
 use serde_json::{Map, Value, json};
 
@@ -316,7 +316,7 @@ fn delta_net(keys: &ConfigKeys, spec: &Spec) -> Result<DeltaNet> {
         value_heads: size("linear_num_value_heads", values_of)?,
         key_dim,
         value_dim: size("linear_value_head_dim", if is_olmo { 2 * key_dim } else { 128 })?,
-        doubled: is_olmo && keys.flag("linear_allow_neg_eigval")?.unwrap_or(true),
+        rule: StateRule::Delta { doubled: is_olmo && keys.flag("linear_allow_neg_eigval")?.unwrap_or(true) },
     };
     let form = match spec.arch {
         Arch::OlmoHybrid => DeltaForm::Apart,
@@ -337,9 +337,6 @@ fn recurrent_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
 
 /// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
-    if arch == Arch::GraniteHybrid {
-        return granite::only_attention(keys).map(|()| (0, Vec::new()));
-    }
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
     let switched = keys.flag("use_sliding_window")? == Some(true);
     let window = match Defaults::of(arch).window {
@@ -387,8 +384,8 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Arch::Dots1 => keys.whole("max_window_layers")?.unwrap_or(62),
         _ => 0,
     };
-    if matches!(arch, Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe | Arch::OlmoHybrid | Arch::Lfm2 | Arch::Lfm2Moe)
-    {
+    let others = [Arch::Qwen3Next, Arch::Qwen35, Arch::Qwen35Moe, Arch::OlmoHybrid, Arch::Lfm2, Arch::Lfm2Moe];
+    if others.contains(&arch) || arch == Arch::GraniteHybrid {
         return Ok((0, Vec::new()));
     }
     let mut windowed = match layer_types(keys, layers)? {

@@ -25,6 +25,15 @@ fn filters<T: Float>(w: &[T], taps: usize, first: usize, channels: usize) -> [Ch
     by_tap
 }
 
+/// The biases of channels from `first` on.
+#[inline(always)]
+fn biases<T: Float>(bias: Option<&[T]>, first: usize, channels: usize) -> ChannelRow {
+    let mut row = [0.0; CHANNELS];
+    let all = bias.map_or(&[][..], |bias| &bias[first..][..channels]);
+    row.iter_mut().zip(all).for_each(|(to, from)| *to = from.to_f32());
+    row
+}
+
 #[inline(always)]
 fn add_product<T: Float>(sums: &mut ChannelRow, w: &ChannelRow, x: &[T]) {
     for ((sum, w), x) in sums.iter_mut().zip(w).zip(x) {
@@ -90,6 +99,7 @@ pub struct ConvForward<'a, T, const GATED: bool> {
     along: CpuSequences<'a, T>,
     x: ConvRows<'a, T, GATED>,
     w: &'a [T],
+    bias: Option<&'a [T]>,
     y: Shared<'a, T>,
 }
 
@@ -103,6 +113,7 @@ impl<'a, T: Float + Elem, const GATED: bool> ConvForward<'a, T, GATED> {
             along: CpuSequences::new(OP, op.along, n)?,
             x: ConvRows { x: op.x.host(OP)?, channels },
             w: op.w.host(OP)?,
+            bias: op.bias.map(|bias| bias.host(OP)).transpose()?,
             y: Shared::new(op.y.host(OP)?),
         })
     }
@@ -121,6 +132,7 @@ impl<T: Float + Elem, const GATED: bool> ByChannels for ConvForward<'_, T, GATED
         for first in channels.clone().step_by(CHANNELS) {
             let own = CHANNELS.min(channels.end - first);
             let (w, group) = (filters(self.w, self.taps, first, own), (first, own));
+            let bias = biases(self.bias, first, own);
             for of in self.along.iter() {
                 let carry = |at: usize| {
                     let memory = self.along.memory().filter(|_| at < before)?;
@@ -128,7 +140,7 @@ impl<T: Float + Elem, const GATED: bool> ByChannels for ConvForward<'_, T, GATED
                     Some(unsafe { memory.range((of.slot * before + at) * all + first, own) })
                 };
                 for (i, row) in of.rows.clone().enumerate() {
-                    let mut sums = [0.0; CHANNELS];
+                    let mut sums = bias;
                     // Taps from the first on that meet a row of the sequence.
                     let skipped = before.saturating_sub(of.past + i);
                     for (w, at) in w[skipped..self.taps].iter().zip(i + skipped..) {
@@ -169,9 +181,11 @@ pub struct ConvBackward<'a, T, const GATED: bool> {
     documents: &'a [[u32; 2]],
     x: ConvRows<'a, T, GATED>,
     w: &'a [T],
+    bias: Option<&'a [T]>,
     dy: &'a [T],
     dx: Shared<'a, T>,
     dw: Option<Shared<'a, f32>>,
+    dbias: Option<Shared<'a, f32>>,
 }
 
 impl<'a, T: Float + Elem, const GATED: bool> ConvBackward<'a, T, GATED> {
@@ -184,9 +198,11 @@ impl<'a, T: Float + Elem, const GATED: bool> ConvBackward<'a, T, GATED> {
             documents: documents(OP, op.documents, n)?,
             x: ConvRows { x: op.x.host(OP)?, channels },
             w: op.w.host(OP)?,
+            bias: op.bias.map(|bias| bias.host(OP)).transpose()?,
             dy: op.dy.host(OP)?,
             dx: Shared::new(op.dx.host(OP)?),
             dw: op.dw.map(|dw| dw.host(OP)).transpose()?.map(Shared::new),
+            dbias: op.dbias.map(|dbias| dbias.host(OP)).transpose()?.map(Shared::new),
         })
     }
 }
@@ -221,6 +237,7 @@ impl<T: Float + Elem, const GATED: bool> ConvBackward<'_, T, GATED> {
         let (all, taps, (first, own)) = (self.channels, self.taps, group);
         let mut ring = [[0.0; CHANNELS]; MAX_TAPS];
         let mut dw = [[0.0; CHANNELS]; MAX_TAPS];
+        let (bias, mut dbias) = (biases(self.bias, first, own), [0.0; CHANNELS]);
         // SAFETY: only this call has these channels.
         let dx = |row: usize, part: usize| unsafe {
             let parts = if GATED { ConvKind::Gated.parts() } else { 1 };
@@ -229,7 +246,7 @@ impl<T: Float + Elem, const GATED: bool> ConvBackward<'_, T, GATED> {
         for row in rows.start..rows.end + taps - 1 {
             if row < rows.end {
                 let skipped = (taps - 1).saturating_sub(row - rows.start);
-                let mut d = [0.0; CHANNELS];
+                let mut d = bias;
                 for (w, at) in w[skipped..taps].iter().zip(row + 1 + skipped - taps..) {
                     self.x.add_product(&mut d, w, at, group);
                 }
@@ -245,6 +262,7 @@ impl<T: Float + Elem, const GATED: bool> ConvBackward<'_, T, GATED> {
                         let (s, rest) = sigmoid(*d);
                         *d = dy.to_f32() * (*d * s).mul_add(rest, s);
                     }
+                    dbias.iter_mut().zip(&d).for_each(|(sum, d)| *sum += d);
                 }
                 ring[row % taps] = [0.0; CHANNELS];
                 for tap in skipped..taps {
@@ -270,6 +288,11 @@ impl<T: Float + Elem, const GATED: bool> ConvBackward<'_, T, GATED> {
             for (dx, sum) in dx(done, 0).iter_mut().zip(sums) {
                 *dx = T::from_f32(*sum);
             }
+        }
+        if let Some(grad) = &self.dbias {
+            // SAFETY: as above.
+            let grad = unsafe { grad.range(first, own) };
+            grad.iter_mut().zip(&dbias).for_each(|(grad, d)| *grad += d);
         }
         let Some(grad) = &self.dw else { return };
         // SAFETY: as above.

@@ -1,5 +1,5 @@
-//! The gated delta rule in blocks (Yang et al. 2024), forward and backward, by key heads. Never keeps a state from one
-//! document to another.
+//! The gated delta rule (Yang et al. 2024) and Mamba 2 (Dao & Gu 2024) in blocks, forward and backward, by key heads.
+//! Never keeps a state from one document to another.
 //!
 //! With G the sums of a block's log decays up to each row, E = exp(G), D_ij = exp(G_i - G_j) for j <= i, and S the
 //! state in front of the block, its rows (in f32) are
@@ -9,6 +9,8 @@
 //! o = E q S + P X                       P_ij = (q_i . k_j) D_ij
 //! S = E_last S + (E_last / E k)^T X
 //! ```
+//!
+//! Mamba 2 has neither A nor the state in X, so that X = beta v, and adds a multiple of v to o.
 //!
 //! The system is solved row by row, and a row's products do not depend on the rows after it: so a sequence goes on from
 //! the state in front of its last block and that block's keys, X and G so far, with the same bits. Backward takes the
@@ -24,7 +26,7 @@ use super::gemm::{GemmScratch, f32_product};
 use super::sequences::CpuSequences;
 use super::simd::{Level, exp, sum};
 use super::tile::{AttentionScratch, Shared};
-use crate::ops::{DELTA_BLOCK, DeltaRule, DeltaShape, GemmShape};
+use crate::ops::{DELTA_BLOCK, DeltaRule, DeltaShape, GemmShape, StateRule};
 use flatshard_base::{Elem, Result, dtype::Float};
 use std::ops::Range;
 
@@ -42,6 +44,8 @@ struct Inputs<'a, T> {
     b: &'a [T],
     a_log: &'a [T],
     dt_bias: &'a [T],
+    /// Of Mamba 2.
+    skip: Option<&'a [T]>,
 }
 
 impl<T: Float> Inputs<'_, T> {
@@ -51,19 +55,27 @@ impl<T: Float> Inputs<'_, T> {
     }
     /// The first column of a key head's queries and keys.
     fn columns(&self, head: usize) -> [usize; 2] {
-        [head * self.shape.key_dim, self.shape.keys() + head * self.shape.key_dim]
+        let [q, k, _] = self.shape.columns();
+        [q, k].map(|first| first + head * self.shape.key_dim)
     }
-    fn value_column(&self, head: usize) -> usize {
-        2 * self.shape.keys() + head * self.shape.value_dim
+    /// Where a value head's values of a row are.
+    fn values(&self, row: usize, head: usize) -> Range<usize> {
+        let [.., v] = self.shape.columns();
+        let first = row * self.shape.row() + v + head * self.shape.value_dim;
+        first..first + self.shape.value_dim
     }
-    /// Reads a block's keys and queries, one below the other, and divides them by their lengths; `inverse` gets the
-    /// factors.
+    /// Reads a block's keys and queries, one below the other. Those of a delta rule are divided by their lengths;
+    /// `inverse` gets the factors.
     #[inline(always)]
     fn load(&self, rows: &Range<usize>, head: usize, kq: &mut [f32], inverse: &mut [f32]) {
         let (dim, n, [q, k]) = (self.shape.key_dim, rows.len(), self.columns(head));
         for (i, row) in rows.clone().enumerate() {
             for (at, column, scale) in [(i, k, 1.0), (n + i, q, (dim as f32).sqrt().recip())] {
                 let x = &self.qkv[row * self.shape.row() + column..][..dim];
+                if !self.shape.rule.replaces() {
+                    kq[at * dim..][..dim].iter_mut().zip(x).for_each(|(y, x)| *y = x.to_f32());
+                    continue;
+                }
                 let squares = sum(
                     [x],
                     #[inline(always)]
@@ -77,6 +89,11 @@ impl<T: Float> Inputs<'_, T> {
             }
         }
     }
+    /// A token's step before it is clamped, and what it is the softplus of.
+    fn step(&self, at: usize, head: usize) -> (f32, f32) {
+        let x = self.a[at].to_f32() + self.dt_bias[head].to_f32();
+        (if x > 20.0 { x } else { x.exp().ln_1p() }, x)
+    }
     /// The gates of a block's rows for one value head, after rows of the block whose `sums` are known.
     fn gates(&self, rows: &Range<usize>, head: usize, sums: &[f32]) -> Gates {
         let (before, zeros) = (sums.len(), [0.0; BLOCK]);
@@ -86,12 +103,19 @@ impl<T: Float> Inputs<'_, T> {
         let mut total = sums.last().copied().unwrap_or(0.0);
         for (i, row) in (before..).zip(rows.clone()) {
             let at = row * self.shape.value_heads + head;
-            let x = self.a[at].to_f32() + self.dt_bias[head].to_f32();
-            gates.rates[i] = -rate * if x > 20.0 { x } else { x.exp().ln_1p() };
+            let (step, _) = self.step(at, head);
+            let (step, beta) = match self.shape.rule {
+                StateRule::Delta { .. } => (step, self.shape.most() * (1.0 + (-self.b[at].to_f32()).exp()).recip()),
+                StateRule::Decay { limits: [least, most] } => {
+                    let clamped = step.max(least).min(most);
+                    (clamped, clamped)
+                }
+            };
+            gates.rates[i] = -rate * step;
             total += gates.rates[i];
             gates.sums[i] = total;
             gates.decay[i] = total.exp();
-            gates.beta[i] = self.shape.most() * (1.0 + (-self.b[at].to_f32()).exp()).recip();
+            gates.beta[i] = beta;
         }
         gates
     }
@@ -163,9 +187,9 @@ fn right_side<T: Float>(
     ks: &[f32],
     x: &mut [f32],
 ) {
-    let (dim, column) = (inputs.shape.value_dim, inputs.value_column(head));
+    let dim = inputs.shape.value_dim;
     for (i, row) in rows.clone().enumerate() {
-        let v = &inputs.qkv[row * inputs.shape.row() + column..][..dim];
+        let v = &inputs.qkv[inputs.values(row, head)];
         let (decay, beta) = (gates.decay[gates.before + i], gates.beta[gates.before + i]);
         for ((x, v), ks) in x[i * dim..][..dim].iter_mut().zip(v).zip(&ks[i * dim..][..dim]) {
             *x = beta * (-decay).mul_add(*ks, v.to_f32());
@@ -211,6 +235,7 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
                 b: op.b.host(OP)?,
                 a_log: op.a_log.host(OP)?,
                 dt_bias: op.dt_bias.host(OP)?,
+                skip: op.skip.map(|skip| skip.host(OP)).transpose()?,
             },
             along: CpuSequences::new(OP, op.along, n)?,
             o: Shared::new(op.o.host(OP)?),
@@ -227,7 +252,7 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
         heads: Range<usize>,
     ) {
         let (inputs, shape) = (&self.inputs, self.inputs.shape);
-        let (dk, dv, group) = (shape.key_dim, shape.value_dim, inputs.group());
+        let (dk, dv, group, replaces) = (shape.key_dim, shape.value_dim, inputs.group(), shape.rule.replaces());
         let carried = shape.carried() / shape.key_heads;
         let [kq, inverse, pairs, weights, read, far, scratch] = tiles.take([
             2 * BLOCK * dk,
@@ -268,21 +293,28 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
                 );
                 keys[before * dk..end * dk].copy_from_slice(&kq[..n * dk]);
                 let (pairs, read) = (&mut pairs[..2 * n * end], &mut read[..2 * n * dv]);
-                f32_product(gemm, &GemmShape::nt(2 * n, end, dk), kq, keys, pairs);
+                // Keys with keys, unless only queries meet them, and queries with keys.
+                let skipped = if replaces { 0 } else { n };
+                let (rows_in, at) = (&kq[skipped * dk..2 * n * dk], skipped * end);
+                f32_product(gemm, &GemmShape::nt(2 * n - skipped, end, dk), rows_in, keys, &mut pairs[at..]);
                 for (own, state) in states.chunks_exact_mut(dk * dv).enumerate() {
                     let value_head = head * group + own;
                     let x = &mut solved[own * BLOCK * dv..][..end * dv];
                     let sums = &mut sums[own * BLOCK..][..end];
                     let gates = inputs.gates(&rows, value_head, &sums[..before]);
                     sums[before..].copy_from_slice(&gates.sums[before..end]);
-                    f32_product(gemm, &GemmShape::nn(2 * n, dv, dk), kq, state, read);
+                    let at = skipped * dv;
+                    read[..at].fill(0.0);
+                    f32_product(gemm, &GemmShape::nn(2 * n - skipped, dv, dk), rows_in, state, &mut read[at..]);
                     let (ks, qs) = read.split_at_mut(n * dv);
                     level.run(
                         #[inline(always)]
                         || {
                             right_side(inputs, &gates, &rows, value_head, ks, &mut x[before * dv..]);
-                            decayed(&gates, n, true, &pairs[..n * end], weights);
-                            solve(weights, before..end, x, dv, false);
+                            if replaces {
+                                decayed(&gates, n, true, &pairs[..n * end], weights);
+                                solve(weights, before..end, x, dv, false);
+                            }
                             decayed(&gates, n, false, &pairs[n * end..], weights);
                             for (qs, decay) in qs.chunks_exact_mut(dv).zip(&gates.decay[before..]) {
                                 qs.iter_mut().for_each(|x| *x *= decay);
@@ -291,6 +323,12 @@ impl<'a, T: Float + Elem> DeltaForward<'a, T> {
                     );
                     let add = |shape| GemmShape { accumulate: true, ..shape };
                     f32_product(gemm, &add(GemmShape::nn(n, dv, end)), weights, x, qs);
+                    if let Some(skip) = inputs.skip.map(|skip| skip[value_head].to_f32()) {
+                        for (row, o) in rows.clone().zip(qs.chunks_exact_mut(dv)) {
+                            let v = &inputs.qkv[inputs.values(row, value_head)];
+                            o.iter_mut().zip(v).for_each(|(o, v)| *o = skip.mul_add(v.to_f32(), *o));
+                        }
+                    }
                     for (row, o) in rows.clone().zip(qs.chunks_exact(dv)) {
                         // SAFETY: only this call has this value head.
                         let to = unsafe { self.o.range(row * shape.values() + value_head * dv, dv) };

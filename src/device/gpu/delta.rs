@@ -7,6 +7,7 @@ use super::driver::{Arg, Kernel, LaunchShape};
 use super::element::bias_backward;
 use super::launch::{GpuDevice, WARPS, by_dtype, int};
 use super::scratch::words;
+use crate::View;
 use crate::ops::{
     BiasBackward, ConvKind, DELTA_BLOCK, DeltaRule, DeltaRuleBackward, DeltaShape, RowSequences, ShortConv,
     ShortConvBackward,
@@ -28,6 +29,21 @@ fn along(op: &'static str, shape: &DeltaShape, dtype: DType) -> Result<&'static 
         n if n <= NARROW_KEY => by_dtype!(op, dtype, "delta_rule"),
         n if n <= MOST_OF_KEY => by_dtype!(op, dtype, "delta_rule_wide"),
         n => Err(Error::op(op, format!("keys of {n} elements; up to {MOST_OF_KEY} are possible"))),
+    }
+}
+
+/// Refuses Mamba 2.
+fn replaces(op: &'static str, shape: &DeltaShape) -> Result<()> {
+    match shape.rule.replaces() {
+        true => Ok(()),
+        false => Err(Error::op(op, "there are no kernels of Mamba 2 yet")),
+    }
+}
+/// Refuses convolutions with biases.
+fn without_bias(op: &'static str, bias: Option<View>) -> Result<()> {
+    match bias {
+        None => Ok(()),
+        Some(_) => Err(Error::op(op, "there are no kernels of short convolutions with biases yet")),
     }
 }
 
@@ -54,6 +70,7 @@ fn launch(gpu: &GpuDevice, kernel: Kernel, shape: &DeltaShape, starts: usize, ar
 pub fn delta_rule(gpu: &GpuDevice, op: DeltaRule) -> Result<()> {
     const OP: &str = DeltaRule::OP;
     let (n, shape) = (op.check()?, op.shape);
+    replaces(OP, &shape)?;
     let variant = along(OP, &shape, op.qkv.dtype())?;
     let (entry, starts, table, states, last) = match op.along {
         RowSequences::Whole(documents) => {
@@ -82,6 +99,7 @@ pub fn scratch(shape: &DeltaShape, n: usize) -> usize {
 pub fn delta_rule_backward(gpu: &GpuDevice, op: DeltaRuleBackward) -> Result<()> {
     const OP: &str = DeltaRuleBackward::OP;
     let (n, shape, dtype) = (op.check()?, op.shape, op.qkv.dtype());
+    replaces(OP, &shape)?;
     let (variant, by_blocks) = (along(OP, &shape, dtype)?, by_dtype!(OP, dtype, "delta_blocks")?);
     let (have, needed) = (op.scratch.len(), scratch(&shape, n));
     if have < needed {
@@ -142,6 +160,7 @@ fn by_chunks(channels: usize, chunks: usize) -> LaunchShape {
 pub fn short_conv(gpu: &GpuDevice, op: ShortConv) -> Result<()> {
     const OP: &str = ShortConv::OP;
     let ((n, channels), variant) = (op.check()?, variant(OP, op.kind, op.x.dtype())?);
+    without_bias(OP, op.bias)?;
     if n == 0 || channels == 0 {
         return Ok(());
     }
@@ -162,6 +181,7 @@ pub fn short_conv(gpu: &GpuDevice, op: ShortConv) -> Result<()> {
 pub fn short_conv_backward(gpu: &GpuDevice, op: ShortConvBackward) -> Result<()> {
     const OP: &str = ShortConvBackward::OP;
     let ((n, channels), variant) = (op.check()?, variant(OP, op.kind, op.x.dtype())?);
+    without_bias(OP, op.bias)?;
     if n == 0 || channels == 0 {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Operands of the gated delta rule, of the short convolution in front of it, and of output gates. N: rows, of one or
-//! more documents; what runs along a document starts anew with each.
+//! Operands of the gated delta rule and of Mamba 2, of the short convolution in front of them, and of output gates. N:
+//! rows, of one or more documents; what runs along a document starts anew with each.
 use super::attention::{AttentionShape, PagedRows};
 use super::check::{float, read, rows, written};
 use crate::{View, ViewMut};
@@ -10,8 +10,28 @@ pub const DELTA_BLOCK: usize = 64;
 /// The most taps of a [`ShortConv`].
 pub const MAX_TAPS: usize = 8;
 
-/// The heads of a gated delta rule: each key head serves `value_heads / key_heads` consecutive value heads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a row does to the state in front of it, besides decay.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum StateRule {
+    /// It replaces what the state has of its key. A row is its queries, keys and values, the first two of which are
+    /// divided by their lengths. Beta is the sigmoid of the gate `b`; with `doubled` twice that, so that what the state
+    /// has of the key may change its sign.
+    Delta { doubled: bool },
+    /// It is added (Dao & Gu 2024, "Mamba 2"). A row is its values, keys and queries (x, B and C). Beta is the step dt,
+    /// which is clamped to these limits; there is no gate `b`.
+    Decay { limits: [f32; 2] },
+}
+
+impl StateRule {
+    /// Whether a row replaces what the state has of its key.
+    pub fn replaces(&self) -> bool {
+        matches!(self, StateRule::Delta { .. })
+    }
+}
+
+/// The heads of a gated delta rule or of Mamba 2: each key head serves `value_heads / key_heads` consecutive value
+/// heads.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeltaShape {
     pub key_heads: usize,
     pub value_heads: usize,
@@ -19,14 +39,24 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// A token's beta is twice the sigmoid of its gate, so that what the state has of its key may change its sign.
-    pub doubled: bool,
+    pub rule: StateRule,
 }
 
 impl DeltaShape {
-    /// The largest beta.
+    /// The largest beta of a delta rule.
     pub fn most(&self) -> f32 {
-        if self.doubled { 2.0 } else { 1.0 }
+        if self.rule == (StateRule::Delta { doubled: true }) { 2.0 } else { 1.0 }
+    }
+    /// Gates `b` of a token.
+    pub fn betas(&self) -> usize {
+        if self.rule.replaces() { self.value_heads } else { 0 }
+    }
+    /// The first columns of a row's queries, keys and values.
+    pub fn columns(&self) -> [usize; 3] {
+        match self.rule {
+            StateRule::Delta { .. } => [0, self.keys(), 2 * self.keys()],
+            StateRule::Decay { .. } => [self.values() + self.keys(), self.values(), 0],
+        }
     }
     /// Elements of a token's keys.
     pub fn keys(&self) -> usize {
@@ -57,6 +87,29 @@ impl DeltaShape {
     /// row by row uses the first of them, for the states after the last row.
     pub fn carried(&self) -> usize {
         self.state() + DELTA_BLOCK * (self.keys() + self.values() + self.value_heads)
+    }
+    /// FLOPs of a row. Each value head of a delta rule has 3 products with the state forward, 7 backward; and with the
+    /// rows of its block, on average half of them, as queries and keys (2 and 5 products) and as values (2 and 5).
+    /// Mamba 2 has 2 and 5 with the state, and 1 and 3 with rows of each kind, those of queries and keys for all value
+    /// heads of a key head.
+    pub fn flops(&self, backward: bool) -> usize {
+        let (k, v, block) = (self.key_dim, self.value_dim, DELTA_BLOCK);
+        let (with_state, with_rows) = match (self.rule.replaces(), backward) {
+            (true, false) => (3, 2),
+            (true, true) => (7, 5),
+            (false, false) => (2, 1),
+            (false, true) => (5, 3),
+        };
+        let pairing = if self.rule.replaces() { self.value_heads } else { self.key_heads };
+        self.value_heads * (2 * with_state * k * v + with_rows * block * v) + pairing * with_rows * block * k
+    }
+    /// Checks that there are factors of skipped values if and only if the rule has them.
+    fn skips(&self, op: &'static str, skip: &Option<View>, dtype: DType) -> Result<()> {
+        match skip {
+            Some(skip) if !self.rule.replaces() => read(op, &[("skip", skip, dtype, self.value_heads)]),
+            None if self.rule.replaces() => Ok(()),
+            _ => Err(Error::op(op, "only Mamba 2 has factors of values that skip the state, and always")),
+        }
     }
     /// Returns N.
     fn rows(&self, op: &'static str, len: usize) -> Result<usize> {
@@ -114,22 +167,28 @@ pub enum BackwardOf {
 ///
 /// `S = d S; S += k^T beta (v - k S); o = q S`
 ///
+/// Or Mamba 2 ([`StateRule::Decay`]), with `dt = clamp(softplus(a + dt_bias))` and `d = exp(-exp(a_log) dt)`:
+///
+/// `S = d S; S += k^T dt v; o = q S + skip v`
+///
 /// Computed in f32, in blocks of [`DELTA_BLOCK`] rows from the document's start on, or row by row. Assigns `o` and
 /// `states`. A row of a sequence that goes on has the bits of that row in the whole document.
 pub struct DeltaRule<'a> {
     pub shape: DeltaShape,
     /// Carries (slots, [`DeltaShape::carried`]) f32.
     pub along: RowSequences<'a>,
-    /// (N, row): queries, keys, values.
+    /// (N, row): queries, keys and values, from [`DeltaShape::columns`] on.
     pub qkv: View<'a>,
     /// (N, value_heads)
     pub a: View<'a>,
-    /// (N, value_heads)
+    /// (N, [`DeltaShape::betas`])
     pub b: View<'a>,
     /// (value_heads)
     pub a_log: View<'a>,
     /// (value_heads)
     pub dt_bias: View<'a>,
+    /// (value_heads), of Mamba 2.
+    pub skip: Option<View<'a>>,
     /// (N, values)
     pub o: ViewMut<'a>,
     /// (kept(N), state) f32, saved for backward: states in front of blocks, by [`DeltaShape::place`]. Or empty, as it
@@ -141,12 +200,13 @@ impl DeltaRule<'_> {
     pub const OP: &'static str = "delta_rule";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, along, qkv, a, b, a_log, dt_bias, o, states } = self;
+        let Self { shape, along, qkv, a, b, a_log, dt_bias, skip, o, states } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
         let heads = shape.value_heads;
         along.check(Self::OP, n, (DType::F32, shape.carried()))?;
-        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * heads)])?;
+        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * shape.betas())])?;
         read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
+        shape.skips(Self::OP, skip, dtype)?;
         written(Self::OP, &[("o", o, dtype, n * shape.values())])?;
         let kept = match along {
             RowSequences::Whole(_) if !states.is_empty() => DeltaShape::kept(n) * shape.state(),
@@ -166,12 +226,14 @@ pub struct DeltaRuleBackward<'a> {
     pub qkv: View<'a>,
     /// (N, value_heads)
     pub a: View<'a>,
-    /// (N, value_heads)
+    /// (N, betas)
     pub b: View<'a>,
     /// (value_heads)
     pub a_log: View<'a>,
     /// (value_heads)
     pub dt_bias: View<'a>,
+    /// (value_heads), of Mamba 2.
+    pub skip: Option<View<'a>>,
     /// (kept(N), state) f32, from the forward pass.
     pub states: View<'a>,
     /// (N, values)
@@ -182,30 +244,33 @@ pub struct DeltaRuleBackward<'a> {
     pub dqkv: ViewMut<'a>,
     /// (N, value_heads)
     pub da: ViewMut<'a>,
-    /// (N, value_heads)
+    /// (N, betas)
     pub db: ViewMut<'a>,
     /// (value_heads) f32; none if frozen.
     pub da_log: Option<ViewMut<'a>>,
     /// (value_heads) f32; none if frozen.
     pub ddt_bias: Option<ViewMut<'a>>,
+    /// (value_heads) f32; none if frozen or without `skip`.
+    pub dskip: Option<ViewMut<'a>>,
 }
 
 impl DeltaRuleBackward<'_> {
     pub const OP: &'static str = "delta_rule_backward";
     /// Returns N.
     pub fn check(&self) -> Result<usize> {
-        let Self { shape, documents, qkv, a, b, a_log, dt_bias, states, d_o, scratch, dqkv, da, db, da_log, ddt_bias } =
-            self;
+        let Self { shape, documents, qkv, a, b, a_log, dt_bias, skip, states, d_o, scratch, dqkv, da, db, .. } = self;
+        let Self { da_log, ddt_bias, dskip, .. } = self;
         let (dtype, n) = (float(Self::OP, qkv.dtype())?, shape.rows(Self::OP, qkv.len())?);
         let heads = shape.value_heads;
         read(Self::OP, &[("documents", documents, DType::U32, 2 * n)])?;
-        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * heads)])?;
+        read(Self::OP, &[("a", a, dtype, n * heads), ("b", b, dtype, n * shape.betas())])?;
+        shape.skips(Self::OP, skip, dtype)?;
         read(Self::OP, &[("a_log", a_log, dtype, heads), ("dt_bias", dt_bias, dtype, heads)])?;
         read(Self::OP, &[("states", states, DType::F32, DeltaShape::kept(n) * shape.state())])?;
         read(Self::OP, &[("d_o", d_o, dtype, n * shape.values())])?;
         written(Self::OP, &[("dqkv", dqkv, dtype, qkv.len()), ("scratch", scratch, DType::F32, scratch.len())])?;
-        written(Self::OP, &[("da", da, dtype, n * heads), ("db", db, dtype, n * heads)])?;
-        for (name, grad) in [("da_log", da_log), ("ddt_bias", ddt_bias)] {
+        written(Self::OP, &[("da", da, dtype, n * heads), ("db", db, dtype, n * shape.betas())])?;
+        for (name, grad) in [("da_log", da_log), ("ddt_bias", ddt_bias), ("dskip", dskip)] {
             grad.as_ref().map_or(Ok(()), |grad| written(Self::OP, &[(name, grad, DType::F32, heads)]))?;
         }
         Ok(n)
@@ -215,7 +280,7 @@ impl DeltaRuleBackward<'_> {
 /// What surrounds a [`ShortConv`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConvKind {
-    /// `y = silu(conv(x))`
+    /// `y = silu(conv(x) + bias)`
     Silu,
     /// `y = c conv(b u)`, where a row of `x` is b, c and u (LFM 2).
     Gated,
@@ -243,6 +308,8 @@ pub struct ShortConv<'a> {
     pub x: View<'a>,
     /// (C, taps)
     pub w: View<'a>,
+    /// (C); none of gated ones.
+    pub bias: Option<View<'a>>,
     /// (N, C)
     pub y: ViewMut<'a>,
 }
@@ -251,8 +318,8 @@ impl ShortConv<'_> {
     pub const OP: &'static str = "short_conv";
     /// Returns N and C.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { kind, taps, along, x, w, y } = self;
-        let (n, c) = sizes(Self::OP, *kind, *taps, x, w)?;
+        let Self { kind, taps, along, x, w, bias, y } = self;
+        let (n, c) = sizes(Self::OP, *kind, *taps, x, w, bias)?;
         along.check(Self::OP, n, (x.dtype(), (taps - 1) * c))?;
         read(Self::OP, &[("w", w, x.dtype(), c * taps)])?;
         written(Self::OP, &[("y", y, x.dtype(), n * c)])?;
@@ -260,16 +327,28 @@ impl ShortConv<'_> {
     }
 }
 
-fn sizes(op: &'static str, kind: ConvKind, taps: usize, x: &View, w: &View) -> Result<(usize, usize)> {
+fn sizes(
+    op: &'static str,
+    kind: ConvKind,
+    taps: usize,
+    x: &View,
+    w: &View,
+    bias: &Option<View>,
+) -> Result<(usize, usize)> {
     float(op, x.dtype())?;
     if !(1..=MAX_TAPS).contains(&taps) {
         return Err(Error::op(op, format!("{taps} taps; there must be 1 to {MAX_TAPS}")));
     }
     let c = rows(op, "w", w.len(), taps)?;
+    match bias {
+        Some(_) if kind == ConvKind::Gated => return Err(Error::op(op, "gated channels have no biases")),
+        Some(bias) => read(op, &[("bias", bias, x.dtype(), c)])?,
+        None => {}
+    }
     Ok((rows(op, "x", x.len(), kind.parts() * c)?, c))
 }
 
-/// Backward of [`ShortConv`] over whole documents. Assigns `dx`; adds to `dw`.
+/// Backward of [`ShortConv`] over whole documents. Assigns `dx`; adds to `dw` and `dbias`.
 pub struct ShortConvBackward<'a> {
     pub kind: ConvKind,
     pub taps: usize,
@@ -279,24 +358,29 @@ pub struct ShortConvBackward<'a> {
     pub x: View<'a>,
     /// (C, taps)
     pub w: View<'a>,
+    /// (C); none of gated ones.
+    pub bias: Option<View<'a>>,
     /// (N, C)
     pub dy: View<'a>,
     /// As `x`.
     pub dx: ViewMut<'a>,
     /// (C, taps) f32; none if frozen.
     pub dw: Option<ViewMut<'a>>,
+    /// (C) f32; none if frozen or without `bias`.
+    pub dbias: Option<ViewMut<'a>>,
 }
 
 impl ShortConvBackward<'_> {
     pub const OP: &'static str = "short_conv_backward";
     /// Returns N and C.
     pub fn check(&self) -> Result<(usize, usize)> {
-        let Self { kind, taps, documents, x, w, dy, dx, dw } = self;
-        let ((n, c), dtype) = (sizes(Self::OP, *kind, *taps, x, w)?, x.dtype());
+        let Self { kind, taps, documents, x, w, bias, dy, dx, dw, dbias } = self;
+        let ((n, c), dtype) = (sizes(Self::OP, *kind, *taps, x, w, bias)?, x.dtype());
         read(Self::OP, &[("documents", documents, DType::U32, 2 * n), ("w", w, dtype, c * taps)])?;
         read(Self::OP, &[("dy", dy, dtype, n * c)])?;
         written(Self::OP, &[("dx", dx, dtype, x.len())])?;
         dw.as_ref().map_or(Ok(()), |dw| written(Self::OP, &[("dw", dw, DType::F32, w.len())]))?;
+        dbias.as_ref().map_or(Ok(()), |db| written(Self::OP, &[("dbias", db, DType::F32, c)]))?;
         Ok((n, c))
     }
 }

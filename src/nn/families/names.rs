@@ -101,16 +101,28 @@ impl Names<'_> {
     }
     /// Column-parallel gate and up, which are one tensor.
     pub fn gate_and_up(&mut self, name: &str, ff: usize, over: Slice) -> (Linear, Linear) {
-        let (both, dim) = (self.parts(name, [ff, ff, 0], over), self.spec.dim);
+        let (both, dim) = (self.parts(name, [ff, ff], over), self.spec.dim);
         let own = over.share(ff).len();
         let half = || Linear::new(both, own, dim);
         (half(), half().from(own))
     }
     /// This rank's shards of matrices that are one tensor, one below the other.
-    pub fn parts(&mut self, name: &str, rows: [usize; 3], over: Slice) -> usize {
+    pub fn parts<const N: usize>(&mut self, name: &str, rows: [usize; N], over: Slice) -> usize {
+        self.rows_of_parts((name, WEIGHT), rows, &[self.spec.dim], over, Init::NORMAL)
+    }
+    /// The same for tensors of rows of any shape.
+    pub fn rows_of_parts<const N: usize>(
+        &mut self,
+        (name, suffix): (&str, &str),
+        rows: [usize; N],
+        row: &[usize],
+        over: Slice,
+        init: Init,
+    ) -> usize {
         let own = rows.map(|n| over.share(n).len()).iter().sum();
-        let tp = if over.of > 1 { Tp::Parts { over, rows } } else { Tp::Same };
-        self.push(name, WEIGHT, &[own, self.spec.dim], tp, Init::NORMAL)
+        let shape = [&[own][..], row].concat();
+        let rows = std::array::from_fn(|i| rows.get(i).copied().unwrap_or(0));
+        self.push(name, suffix, &shape, if over.of > 1 { Tp::Parts { over, rows } } else { Tp::Same }, init)
     }
     /// Column-parallel: from the model's width to a shard of `outputs`.
     pub fn column(&mut self, name: &str, outputs: usize, over: Slice, bias: bool) -> Linear {

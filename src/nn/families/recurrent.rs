@@ -1,10 +1,11 @@
-//! Names and shapes of mixers other than attention: gated delta nets and short convolutions. Never computes.
+//! Names and shapes of mixers other than attention: gated delta nets, Mamba 2 and short convolutions. Never computes.
 use crate::device::ops::{ConvKind, DeltaShape, RmsNormShape};
 use crate::nn::conv::ConvBranch;
-use crate::nn::delta::{DeltaBranch, DeltaInputs};
-use crate::nn::families::names::{Names, WEIGHT};
+use crate::nn::delta::{DeltaBranch, DeltaInputs, OutNorm};
+use crate::nn::families::names::{BIAS, Names, WEIGHT};
 use crate::nn::layout::{Init, Tp};
 use crate::nn::linear::Linear;
+use crate::nn::norm::Norm;
 use crate::nn::spec::{DeltaForm, DeltaNet};
 use crate::nn::split::Slice;
 
@@ -20,12 +21,13 @@ pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
             qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
             ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
         },
+        DeltaForm::Mamba { conv_bias } => return mamba(names, net, norm, conv_bias),
         DeltaForm::Joined => {
             let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
             DeltaInputs::Apart {
                 qkv: vec![Linear::new(qkv, shape.row(), spec.dim)],
                 z: names.column("linear_attn.in_proj_z", whole.values(), over, false),
-                b: names.column("linear_attn.in_proj_b", value_heads, over, false),
+                b: Some(names.column("linear_attn.in_proj_b", value_heads, over, false)),
                 a: names.column("linear_attn.in_proj_a", value_heads, over, false),
             }
         }
@@ -38,7 +40,7 @@ pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
             DeltaInputs::Apart {
                 qkv: parts.into_iter().zip(columns).map(part).collect(),
                 z: names.column("linear_attn.g_proj", whole.values(), over, false),
-                b: names.column("linear_attn.b_proj", value_heads, over, false),
+                b: Some(names.column("linear_attn.b_proj", value_heads, over, false)),
                 a: names.column("linear_attn.a_proj", value_heads, over, false),
             }
         }
@@ -53,16 +55,11 @@ pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
             parts.map(part).to_vec()
         }
         _ => {
-            let channels = Tp::Parts { over, rows: [whole.keys(), whole.keys(), whole.values()] };
-            let channels = if over.of > 1 { channels } else { Tp::Same };
-            vec![names.push("linear_attn.conv1d", WEIGHT, &[shape.row(), 1, net.taps], channels, Init::NORMAL)]
+            let (name, rows) = (("linear_attn.conv1d", WEIGHT), [whole.keys(), whole.keys(), whole.values()]);
+            vec![names.rows_of_parts(name, rows, &[1, net.taps], over, Init::NORMAL)]
         }
     };
-    let heads = if over.of > 1 { Tp::Cut { dim: 0, over, whole: value_heads } } else { Tp::Same };
-    let mut of_heads = |name: &str, init| {
-        let name = format!("{}linear_attn.{name}", names.prefix);
-        names.layout.push_part(name, &[shape.value_heads], heads, false, init)
-    };
+    let mut of_heads = |name: &str, init| numbers(names, &format!("linear_attn.{name}"), value_heads, over, init);
     let (dt_bias, a_log) = (of_heads("dt_bias", Init::ONES), of_heads("A_log", Init::ZEROS));
     // The class of OLMo hybrid says so.
     let (head_norm, out, eps) = match net.form {
@@ -73,15 +70,62 @@ pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
         norm,
         inputs,
         conv,
+        conv_bias: None,
         taps: net.taps,
         a_log,
         dt_bias,
+        skip: None,
         shape,
-        head_norm: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
-        head_norm_shape: RmsNormShape { eps, offset: 0.0 },
+        out_norm: OutNorm {
+            weight: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
+            shape: RmsNormShape { eps, offset: 0.0 },
+            groups: None,
+        },
         out: names.row(out, whole.values(), over, false),
         cut: split.cuts.attention,
     }
+}
+
+/// Mamba 2, or with tp this rank's heads of it: one matrix gives z, values, keys, queries and dt.
+fn mamba(names: &mut Names, net: &DeltaNet, norm: Norm, conv_bias: bool) -> DeltaBranch {
+    let (spec, split) = (names.spec, names.split);
+    let (over, modules) = (split.part(split.cuts.attention), &spec.arch.family().modules);
+    let (whole, shape) = (net.shape, over_heads(net.shape, over));
+    let name = |of: &str| format!("{}.{of}", modules.mamba);
+    let rows = [whole.values(), whole.values(), whole.keys(), whole.keys(), whole.value_heads];
+    let weight = names.parts(&name("in_proj"), rows, over);
+    let part = |outputs, first| Linear::new(weight, outputs, spec.dim).from(first);
+    let inputs = DeltaInputs::Apart {
+        qkv: vec![part(shape.row(), shape.values())],
+        z: part(shape.values(), 0),
+        a: part(shape.value_heads, shape.values() + shape.row()),
+        b: None,
+    };
+    let (conv, channels) = (name("conv1d"), [whole.values(), whole.keys(), whole.keys()]);
+    DeltaBranch {
+        norm,
+        inputs,
+        conv: vec![names.rows_of_parts((&conv, WEIGHT), channels, &[1, net.taps], over, Init::NORMAL)],
+        conv_bias: conv_bias.then(|| names.rows_of_parts((&conv, BIAS), channels, &[], over, Init::ZEROS)),
+        taps: net.taps,
+        a_log: numbers(names, &name("A_log"), whole.value_heads, over, Init::ZEROS),
+        dt_bias: numbers(names, &name("dt_bias"), whole.value_heads, over, Init::ONES),
+        skip: Some(numbers(names, &name("D"), whole.value_heads, over, Init::ONES)),
+        shape,
+        out_norm: OutNorm {
+            weight: names.cut(&name("norm"), WEIGHT, &[whole.values()], 0, over, Init::ONES),
+            shape: RmsNormShape { eps: spec.norm_eps, offset: 0.0 },
+            groups: Some(shape.key_heads),
+        },
+        out: names.row(&name("out_proj"), whole.values(), over, false),
+        cut: split.cuts.attention,
+    }
+}
+
+/// A number per value head.
+fn numbers(names: &mut Names, name: &str, heads: usize, over: Slice, init: Init) -> usize {
+    let tp = if over.of > 1 { Tp::Cut { dim: 0, over, whole: heads } } else { Tp::Same };
+    names.layout.push_part(format!("{}{name}", names.prefix), &[over.share(heads).len()], tp, false, init)
 }
 
 /// A gated short convolution, or with tp this rank's channels of it.

@@ -32,6 +32,8 @@ pub struct ModuleNames {
     /// Gate and up as one matrix.
     pub gate_up: &'static str,
     pub sparse: SparseNames,
+    /// Mamba 2.
+    pub mamba: &'static str,
     /// The norm after the last block.
     pub last_norm: &'static str,
 }
@@ -88,6 +90,7 @@ const LLAMA: ModuleNames = ModuleNames {
     mlp: ["mlp.up_proj", "mlp.down_proj"],
     gate_up: "mlp.gate_up_proj",
     sparse: SPARSE,
+    mamba: "mamba",
     last_norm: "norm",
 };
 const MIXTRAL: ModuleNames = ModuleNames { sparse: MIXTRAL_SPARSE, ..LLAMA };

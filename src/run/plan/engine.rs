@@ -235,6 +235,9 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 /// Refuses models with blocks that a device has no operations for.
 fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
     match spec.recurrence {
+        Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.groups().is_some() => Err(Error::input(
+            format!("GPUs have no kernels for the Mamba layers of {} yet: use --device cpu", spec.arch.name()),
+        )),
         Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.shape.key_dim > MOST_OF_KEY => {
             Err(Error::input(format!(
                 "GPUs have no kernels for the keys of {} elements in the delta nets of {}, at most {MOST_OF_KEY}: use --device cpu",

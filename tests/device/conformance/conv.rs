@@ -48,16 +48,18 @@ fn computed(dev: &dyn Device, dtype: DType, lengths: &[usize], x: &[f64], w: &[f
     let mut dw = buf(dev, DType::F32, &vec![1.0; CHANNELS * TAPS]);
     let (kind, taps, documents) = (ConvKind::Gated, TAPS, documents.view());
     let along = RowSequences::Whole(documents);
-    dev.short_conv(ShortConv { kind, taps, along, x: x.view(), w: w.view(), y: y.view_mut() }).unwrap();
+    dev.short_conv(ShortConv { kind, taps, along, x: x.view(), w: w.view(), bias: None, y: y.view_mut() }).unwrap();
     dev.short_conv_backward(ShortConvBackward {
         kind,
         taps,
         documents,
         x: x.view(),
         w: w.view(),
+        bias: None,
         dy: dy.view(),
         dx: dx.view_mut(),
         dw: Some(dw.view_mut()),
+        dbias: None,
     })
     .unwrap();
     // Gradients of weights are added to what is there.
@@ -130,6 +132,7 @@ fn a_document_has_the_same_bits_alone_packed_and_row_by_row() {
                     along: RowSequences::Carried { runs: &runs, table: table.view(), memory: memory.view_mut() },
                     x: row.view(),
                     w: filters.view(),
+                    bias: None,
                     y: y.view_mut(),
                 })
                 .unwrap();

@@ -1,11 +1,12 @@
-//! Backward of the gated delta rule: the blocks of a document in reverse. Never computes a state that forward kept.
+//! Backward of the gated delta rule and of Mamba 2: the blocks of a document in reverse. Never computes a state that
+//! forward kept.
 use super::{BLOCK, Gates, Inputs, decayed, dot, right_side, solve, to_the_end};
 use crate::ViewMut;
 use crate::cpu::gemm::{GemmScratch, f32_product};
 use crate::cpu::sequences::CpuSequences;
 use crate::cpu::simd::{Level, sum_with};
 use crate::cpu::tile::{AttentionScratch, Shared};
-use crate::ops::{DeltaRuleBackward, DeltaShape, GemmShape, RowSequences};
+use crate::ops::{DeltaRuleBackward, DeltaShape, GemmShape, RowSequences, StateRule};
 use flatshard_base::{Elem, Result, dtype::Float};
 use std::ops::Range;
 
@@ -20,6 +21,7 @@ pub struct DeltaBackward<'a, T> {
     db: Shared<'a, T>,
     da_log: Option<Shared<'a, f32>>,
     ddt_bias: Option<Shared<'a, f32>>,
+    dskip: Option<Shared<'a, f32>>,
 }
 
 /// Memory of a block and its gradients.
@@ -56,6 +58,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
                 b: op.b.host(OP)?,
                 a_log: op.a_log.host(OP)?,
                 dt_bias: op.dt_bias.host(OP)?,
+                skip: op.skip.map(|skip| skip.host(OP)).transpose()?,
             },
             along: CpuSequences::new(OP, RowSequences::Whole(op.documents), n)?,
             states: op.states.host(OP)?,
@@ -65,6 +68,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
             db: Shared::new(op.db.host(OP)?),
             da_log: gradient(op.da_log)?.map(Shared::new),
             ddt_bias: gradient(op.ddt_bias)?.map(Shared::new),
+            dskip: gradient(op.dskip)?.map(Shared::new),
         })
     }
     /// # Safety
@@ -98,6 +102,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         ]);
         let mut block = BlockGradients { kq, inverse, pairs, a, p, read, x, dx, d_o, far, dread, dpairs, dkq };
         zero.fill(0.0);
+        block.a.fill(0.0); // Mamba 2 has none
         let documents = self.along.iter().map(|of| of.rows);
         for (document, head) in documents.flat_map(|of| heads.clone().map(move |head| (of.clone(), head))) {
             dstates.fill(0.0);
@@ -108,7 +113,11 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
                     || inputs.load(&rows, head, block.kq, block.inverse),
                 );
                 let n = rows.len();
-                f32_product(gemm, &GemmShape::nt(2 * n, n, dk), block.kq, block.kq, &mut block.pairs[..2 * n * n]);
+                // Keys with keys, unless only queries meet them, and queries with keys.
+                let skipped = if shape.rule.replaces() { 0 } else { n };
+                block.pairs[..skipped * n].fill(0.0);
+                let pairs = &mut block.pairs[skipped * n..2 * n * n];
+                f32_product(gemm, &GemmShape::nt(2 * n - skipped, n, dk), &block.kq[skipped * dk..], block.kq, pairs);
                 block.dkq[..2 * n * dk].fill(0.0);
                 for (own, dstate) in dstates.chunks_exact_mut(dk * dv).enumerate() {
                     let value_head = head * group + own;
@@ -147,8 +156,10 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         dstate: &mut [f32],
     ) {
         let (inputs, shape, n) = (&self.inputs, self.inputs.shape, rows.len());
-        let (dk, dv) = (shape.key_dim, shape.value_dim);
+        let (dk, dv, replaces) = (shape.key_dim, shape.value_dim, shape.rule.replaces());
         let gates = inputs.gates(rows, head, &[]);
+        // Of keys and queries, only the latter read the state of Mamba 2.
+        let (skipped, readers) = if replaces { (0, 2 * n) } else { (n, n) };
         let BlockGradients { kq, pairs, a, p, read, x, dx, d_o, far, dread, dpairs, dkq, .. } = block;
         let (pairs, read) = (&pairs[..2 * n * n], &mut read[..2 * n * dv]);
         let (a, p, dpairs) = (&mut a[..n * n], &mut p[..n * n], &mut dpairs[..2 * n * n]);
@@ -156,14 +167,17 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
             (&mut x[..n * dv], &mut dx[..n * dv], &mut dread[..2 * n * dv], &mut dkq[..2 * n * dk]);
         let add = |shape| GemmShape { accumulate: true, ..shape };
         // Forward again.
-        f32_product(gemm, &GemmShape::nn(2 * n, dv, dk), kq, state, read);
+        read[..skipped * dv].fill(0.0);
+        f32_product(gemm, &GemmShape::nn(readers, dv, dk), &kq[skipped * dk..], state, &mut read[skipped * dv..]);
         let (ks, qs) = read.split_at(n * dv);
         level.run(
             #[inline(always)]
             || {
                 right_side(inputs, &gates, rows, head, ks, x);
-                decayed(&gates, n, true, &pairs[..n * n], a);
-                solve(a, 0..n, x, dv, false);
+                if replaces {
+                    decayed(&gates, n, true, &pairs[..n * n], a);
+                    solve(a, 0..n, x, dv, false);
+                }
                 decayed(&gates, n, false, &pairs[n * n..], p);
                 to_the_end(&gates, n, kq, dk, far);
                 for (i, row) in rows.clone().enumerate() {
@@ -180,13 +194,18 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         f32_product(gemm, &GemmShape::nt(n, dk, dv), x, dstate, far);
         let (da, dp) = dpairs.split_at_mut(n * n);
         f32_product(gemm, &GemmShape::nt(n, n, dv), d_o, x, dp);
-        level.run(
-            #[inline(always)]
-            || solve(a, 0..n, dx, dv, true),
-        );
-        f32_product(gemm, &GemmShape::nt(n, n, dv), dx, x, da);
+        if replaces {
+            level.run(
+                #[inline(always)]
+                || solve(a, 0..n, dx, dv, true),
+            );
+            f32_product(gemm, &GemmShape::nt(n, n, dv), dx, x, da);
+        } else {
+            da.fill(0.0);
+        }
         // Each sum has what others have with the other sign, which cancels exactly in f64.
-        let (mut dsums, mut dbeta) = ([0.0f64; BLOCK], [0.0; BLOCK]);
+        let (mut dsums, mut dbeta, mut dskip) = ([0.0f64; BLOCK], [0.0; BLOCK], 0.0f64);
+        let skip = inputs.skip.map_or(0.0, |skip| skip[head].to_f32());
         level.run(
             #[inline(always)]
             || {
@@ -207,12 +226,24 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
                     dqs[own.clone()].iter_mut().zip(d_o).for_each(|(d, d_o)| *d = decay * d_o);
                     dks[own.clone()].iter_mut().zip(dx).for_each(|(d, dx)| *d = -beta * decay * dx);
                     dsums[i] += (dot(&dqs[own.clone()], qs) + dot(&dks[own], ks)) as f64;
-                    let column = row * shape.row() + inputs.value_column(head);
-                    let v = &inputs.qkv[column..][..dv];
+                    let of_row = inputs.values(row, head);
+                    let v = &inputs.qkv[of_row.clone()];
                     dbeta[i] += sum_of_error(v, ks, dx, decay);
                     // SAFETY: upheld by the caller.
-                    let dv_row = unsafe { self.dqkv.range(column, dv) };
-                    dv_row.iter_mut().zip(dx).for_each(|(d, dx)| *d = T::from_f32(beta * dx));
+                    let dv_row = unsafe { self.dqkv.range(of_row.start, dv) };
+                    if replaces {
+                        dv_row.iter_mut().zip(dx).for_each(|(d, dx)| *d = T::from_f32(beta * dx));
+                        continue;
+                    }
+                    for ((d, dx), d_o) in dv_row.iter_mut().zip(dx).zip(d_o) {
+                        *d = T::from_f32(beta.mul_add(*dx, skip * d_o));
+                    }
+                    dskip += sum_with(
+                        [v],
+                        [d_o],
+                        #[inline(always)]
+                        |[v], [d_o]| v * d_o,
+                    ) as f64;
                 }
                 // Through the pairs: `da` and `dp` become the gradients of the products of keys with keys and queries.
                 for i in 0..n {
@@ -236,17 +267,24 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
                 dstate.iter_mut().for_each(|d| *d *= last);
             },
         );
-        f32_product(gemm, &add(GemmShape::nt(2 * n, dk, dv)), dread, state, dkq);
-        f32_product(gemm, &add(GemmShape::tn(dk, dv, 2 * n)), kq, dread, dstate);
+        let of_readers = &dread[skipped * dv..];
+        f32_product(gemm, &add(GemmShape::nt(readers, dk, dv)), of_readers, state, &mut dkq[skipped * dk..]);
+        f32_product(gemm, &add(GemmShape::tn(dk, dv, readers)), &kq[skipped * dk..], of_readers, dstate);
         // [da + da^T; dp] k, and dp^T q.
         let (dk_rows, dq_rows) = dkq.split_at_mut(n * dk);
         let (k, q) = kq.split_at(n * dk);
-        f32_product(gemm, &add(GemmShape::nn(n, dk, n)), da, k, dk_rows);
-        f32_product(gemm, &add(GemmShape::tn(n, dk, n)), da, k, dk_rows);
+        if replaces {
+            f32_product(gemm, &add(GemmShape::nn(n, dk, n)), da, k, dk_rows);
+            f32_product(gemm, &add(GemmShape::tn(n, dk, n)), da, k, dk_rows);
+        }
         f32_product(gemm, &add(GemmShape::nn(n, dk, n)), dp, k, dq_rows);
         f32_product(gemm, &add(GemmShape::tn(n, dk, n)), dp, q, dk_rows);
         // SAFETY: upheld by the caller.
         unsafe { self.of_gates(&gates, rows, head, &dsums, &dbeta) };
+        if let Some(grad) = &self.dskip {
+            // SAFETY: likewise.
+            unsafe { grad.range(head, 1)[0] += dskip as f32 };
+        }
     }
 
     /// From the gradients of a block's summed log decays and of its betas to those of what they follow from.
@@ -255,21 +293,30 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
     /// No other call at the same time has this value head.
     unsafe fn of_gates(&self, gates: &Gates, rows: &Range<usize>, head: usize, dsums: &[f64], dbeta: &[f32]) {
         let inputs = &self.inputs;
-        let (rate, bias) = (inputs.a_log[head].to_f32().exp(), inputs.dt_bias[head].to_f32());
+        let rate = inputs.a_log[head].to_f32().exp();
         let (mut total, mut da_log, mut ddt_bias) = (0.0f64, 0.0f64, 0.0f64);
         for (i, row) in rows.clone().enumerate().rev() {
             let at = row * inputs.shape.value_heads + head;
             total += dsums[i];
             let after = total as f32;
-            let slope = (1.0 + (-(inputs.a[at].to_f32() + bias)).exp()).recip();
-            let da = after * -rate * slope;
+            let (step, x) = inputs.step(at, head);
+            let slope = (1.0 + (-x).exp()).recip();
+            let da = match inputs.shape.rule {
+                StateRule::Delta { .. } => after * -rate * slope,
+                StateRule::Decay { limits: [least, most] } if (least..=most).contains(&step) => {
+                    after.mul_add(-rate, dbeta[i]) * slope
+                }
+                StateRule::Decay { .. } => 0.0,
+            };
             da_log += (after * gates.rates[i]) as f64;
             ddt_bias += da as f64;
             // SAFETY: upheld by the caller.
             unsafe {
                 self.da.range(at, 1)[0] = T::from_f32(da);
-                let (beta, most) = (gates.beta[i], inputs.shape.most());
-                self.db.range(at, 1)[0] = T::from_f32(dbeta[i] * beta * (1.0 - beta / most));
+                if inputs.shape.rule.replaces() {
+                    let (beta, most) = (gates.beta[i], inputs.shape.most());
+                    self.db.range(at, 1)[0] = T::from_f32(dbeta[i] * beta * (1.0 - beta / most));
+                }
             }
         }
         for (grad, d) in [(&self.da_log, da_log), (&self.ddt_bias, ddt_bias)] {
@@ -280,7 +327,8 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         }
     }
 
-    /// From the gradients of keys and queries of length 1 to those of what they were before.
+    /// From the gradients of keys and queries of length 1 to those of what they were before. Those of Mamba 2 are as
+    /// they were.
     ///
     /// # Safety
     /// No other call at the same time has this key head.
@@ -296,6 +344,10 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
                 let factor = block.inverse[at] / scale;
                 // SAFETY: upheld by the caller.
                 let to = unsafe { self.dqkv.range(row * self.inputs.shape.row() + column, dim) };
+                if !self.inputs.shape.rule.replaces() {
+                    to.iter_mut().zip(d).for_each(|(to, d)| *to = T::from_f32(*d));
+                    continue;
+                }
                 for ((to, x), d) in to.iter_mut().zip(x).zip(d) {
                     *to = T::from_f32(factor * (-along * scale).mul_add(*x, *d));
                 }
