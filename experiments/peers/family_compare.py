@@ -37,6 +37,7 @@ DELTA = dict(**WIDE, linear_num_key_heads=2, linear_num_value_heads=4, linear_ke
 CONV = dict(layer_types=["conv", "full_attention"] * 2)
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
 MAMBA = dict(mamba_n_heads=6, mamba_expand=2, mamba_d_state=8, mamba_chunk_size=16, layer_types=["linear_attention", "full_attention"] * 2)
+NEMOTRON_H = dict(**WIDE, mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=16)
 GEMMA4 = dict(**WIDE, global_head_dim=24, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
@@ -60,6 +61,9 @@ FAMILIES = {
                              shared_intermediate_size=56, **MULTIPLIERS),
     "granitemoehybrid mamba": dict(**MAMBA, mamba_n_groups=2, num_local_experts=0, shared_intermediate_size=56, **MULTIPLIERS),
     "granitemoehybrid experts": dict(**MAMBA, mamba_n_groups=1, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
+    "nemotron_h": dict(**NEMOTRON_H, num_hidden_layers=5, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]),
+    "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+                               n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
     "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
@@ -120,10 +124,11 @@ TARGETS = {
     "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
     "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
-    "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
+    "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
+    "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
 } | dict.fromkeys(["exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"gemma4_text experts", "granitemoehybrid experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -132,7 +137,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

@@ -10,6 +10,7 @@ mod keys;
 mod lfm2; // short convolutions
 mod lists; // of layers
 mod mamba; // Mamba 2
+mod nemotron_h; // blocks of one branch
 mod kin; // model types that differ in names of keys
 mod read;
 mod rotary;
@@ -167,13 +168,13 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map.insert(key.into(), json!(on));
         }
     }
-    let (key, activation) = spec.activation.key();
+    let (key, activation) = read::activation_key(spec.arch, spec.activation);
     map.insert(key.into(), json!(activation));
     if of.part.is_some() {
         map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
     }
     map.extend(object(windows(spec, of.window)));
-    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| spec.arch != Arch::GraniteHybrid) {
+    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !has_mamba(spec.arch)) {
         map.extend(object(delta_json(net, &spec.recurrent)));
     }
     let more = match spec.arch {
@@ -198,6 +199,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map.extend(granite::hybrid_json(spec));
             granite::json(spec)
         }
+        Arch::NemotronH => nemotron_h::json(spec),
         Arch::OlmoHybrid => {
             if !spec.is_rotated(0) {
                 map.shift_remove("rope_theta");
@@ -254,6 +256,11 @@ fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
         Arch::Olmo3 => is_long || rope.theta != theta || *local != Rotary::new(theta),
         _ => false,
     }
+}
+
+/// Whether a family's recurrent layers are Mamba.
+fn has_mamba(arch: Arch) -> bool {
+    matches!(arch, Arch::GraniteHybrid | Arch::NemotronH)
 }
 
 /// The keys of sliding windows.
@@ -392,6 +399,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("tied head", s.tied.to_string()),
             ("latents", format!("{:?} {:?}", s.latent, s.rotary_pairs)),
             ("mixers other than attention", format!("{:?} in layers {:?}", s.recurrence, s.recurrent)),
+            ("layers of one branch", format!("{:?}", s.single)),
             ("experts", s.experts.as_ref().map_or("none".into(), computed)),
             ("score head", s.score.to_string()),
         ]

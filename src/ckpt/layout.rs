@@ -174,10 +174,17 @@ impl FilePlan {
         carried: Option<&Carried>,
     ) -> FilePlan {
         // PEFT names the modules, whatever the names in files.
-        let naming = carried.map_or(Naming::Plain, |carried| match adapters {
-            true => carried.naming.of_modules(),
-            false => carried.naming,
-        });
+        let naming = match carried.map_or(Naming::Plain, |carried| carried.naming) {
+            Naming::Plain if adapters => Naming::Plain,
+            Naming::Plain => Naming::of_class(layouts.iter().flat_map(|l| &l.segments).map(|s| s.name.as_str())),
+            naming => {
+                if adapters {
+                    naming.of_modules()
+                } else {
+                    naming
+                }
+            }
+        };
         let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
         let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
         let segments: Vec<(usize, &Segment)> = segments.filter(|(_, s)| stored(s)).collect();

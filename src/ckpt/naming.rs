@@ -12,6 +12,8 @@ pub enum Naming {
     Around,
     /// As the modules of Idefics and SmolVLM are named.
     TextModel,
+    /// As Nemotron-H is published, and written by transformers, whose class has `model.` nevertheless.
+    Backbone,
 }
 
 /// The names of modules with a vision tower, for messages.
@@ -27,7 +29,7 @@ const VISUAL: [&str; 8] = [
 ];
 
 impl Naming {
-    const ALL: [Naming; 4] = [Naming::Within, Naming::Around, Naming::TextModel, Naming::Plain];
+    const ALL: [Naming; 5] = [Naming::Within, Naming::Around, Naming::TextModel, Naming::Backbone, Naming::Plain];
 
     /// The beginnings of names: ours, and the file's.
     fn prefixes(self) -> [(&'static str, &'static str); 2] {
@@ -35,8 +37,13 @@ impl Naming {
             Naming::Plain => [("model.", "model."), ("lm_head.", "lm_head.")],
             Naming::Within => [("model.", "model.language_model."), ("lm_head.", "lm_head.")],
             Naming::TextModel => [("model.", "model.text_model."), ("lm_head.", "lm_head.")],
+            Naming::Backbone => [("model.", "backbone."), ("lm_head.", "lm_head.")],
             Naming::Around => [("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
         }
+    }
+    /// That of the files of a model with these tensors that has no vision tower.
+    pub fn of_class<'a>(mut own: impl Iterator<Item = &'a str>) -> Naming {
+        if own.any(|name| name == "model.norm_f.weight") { Naming::Backbone } else { Naming::Plain }
     }
     /// That of a model whose files have the tensors `names`.
     pub fn of<'a>(names: impl Iterator<Item = &'a String> + Clone) -> Naming {

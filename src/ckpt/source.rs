@@ -332,10 +332,12 @@ impl OpenedFiles {
         if !hf::has_tower(dir)? {
             let others = self.tensors.extract_if(.., |name, _| !adapters && name.starts_with(PREDICTORS));
             let tensors: Vec<FileTensor> = others.map(|(_, tensor)| tensor).collect();
-            if !adapters && Naming::of(self.tensors.keys()) != Naming::Plain {
+            let own: Vec<String> = self.tensors.keys().map(|name| Naming::text_name(name)).collect();
+            let class = Naming::of_class(own.iter().map(String::as_str));
+            if !adapters && Naming::of(self.tensors.keys()) != class {
                 // The text model's own class, saved after it was read from a vision-language model.
-                let tensors = std::mem::take(&mut self.tensors).into_iter();
-                self.tensors = tensors.map(|(name, tensor)| (Naming::text_name(&name), tensor)).collect();
+                let tensors = std::mem::take(&mut self.tensors).into_values();
+                self.tensors = own.iter().map(|name| class.file_name(name)).zip(tensors).collect();
             }
             let carried = Carried { naming: Naming::Plain, tensors };
             return Ok((!carried.tensors.is_empty()).then(|| Tower { carried, ..Tower::default() }));
@@ -452,11 +454,11 @@ fn is_unused_kv(name: &str, spec: &Spec) -> bool {
     takes && ["k_proj.", "v_proj.", "k_norm.", "v_norm."].iter().any(|module| rest.starts_with(module))
 }
 
-/// The layers of Qwen 3.5 and Qwen3-Next that predict several tokens, which transformers does not load.
+/// The layers of Qwen 3.5, Qwen3-Next and Nemotron 3 that predict several tokens, which transformers does not load.
 const PREDICTORS: &str = "mtp.";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
-pub(super) const TABLES: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
+pub(super) const TABLES: [&str; 3] = ["embed_tokens.weight", "embeddings.weight", "wte.weight"];
 
 /// Whether a run creates the tensor if a model directory lacks it: adapters, and the score head of a reward model.
 pub fn is_created(segment: &Segment) -> bool {

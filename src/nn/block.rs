@@ -1,5 +1,5 @@
-//! A decoder block: the branch that mixes tokens, then the feed-forward branch. There is one plan per layer, because
-//! layers may differ in that branch and in their windows. Never holds a buffer.
+//! A decoder block: the branch that mixes tokens, then the feed-forward branch, or one of the two. There is one plan
+//! per layer, because layers may differ in their branches and in their windows. Never holds a buffer.
 //!
 //! Saved for backward: what only a matrix product or attention could recompute. Norms and activations take one pass
 //! over memory, so backward recomputes them: 6 C + 2 F instead of 8 C + 3 F saved elements per token (C: model width,
@@ -41,6 +41,8 @@ pub enum Mixer {
     Attention(AttentionBranch),
     Delta(DeltaBranch),
     Conv(ConvBranch),
+    /// The block has the second branch only.
+    None,
 }
 
 /// The second branch of a block.
@@ -49,13 +51,15 @@ pub enum Mixer {
 pub enum FeedForward {
     Dense(MlpBranch),
     Sparse(SparseBranch),
+    /// The block has the first branch only.
+    None,
 }
 
 impl DecoderBlock {
     /// The second branch, if it has experts.
     pub fn sparse(&self) -> Option<&SparseBranch> {
         match &self.mlp {
-            FeedForward::Dense(_) => None,
+            FeedForward::Dense(_) | FeedForward::None => None,
             FeedForward::Sparse(sparse) => Some(sparse),
         }
     }
@@ -67,7 +71,7 @@ impl DecoderBlock {
     pub fn attention(&self) -> Option<&AttentionBranch> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Delta(_) | Mixer::Conv(_) => None,
+            Mixer::Delta(_) | Mixer::Conv(_) | Mixer::None => None,
         }
     }
     /// Attaches the adapters of block `layer` to their matrices, and appends the hashed names of those with dropout to
@@ -91,13 +95,15 @@ impl DecoderBlock {
             }
             Mixer::Delta(delta) => (false, delta.linears()),
             Mixer::Conv(conv) => (false, conv.linears()),
+            Mixer::None => (false, Vec::new()),
         };
         let of_mlp: [Option<&mut Linear>; 3] = match &mut self.mlp {
+            FeedForward::None => [None, None, None],
             FeedForward::Dense(dense) => dense.linears(),
             FeedForward::Sparse(SparseBranch { experts, shared, beside, .. }) => {
                 experts.adapt(lora, &layouts[experts.layer]);
                 match (shared, beside) {
-                    (Some(SharedExpert { gate, up, down, .. }), _) => [Some(gate), Some(up), Some(down)],
+                    (Some(SharedExpert { gate, up, down, .. }), _) => [gate.as_mut(), Some(up), Some(down)],
                     (None, Some(beside)) => beside.dense.linears(),
                     (None, None) => [None, None, None],
                 }
@@ -133,6 +139,7 @@ impl DecoderBlock {
             Mixer::Attention(attention) => attention.forward(cx, w, x, &mut saved.attention, scratch, after)?,
             Mixer::Delta(delta) => delta.forward(cx, w, x, &mut saved.recurrent, scratch, after)?,
             Mixer::Conv(conv) => conv.forward(cx, w, x, &mut saved.recurrent, scratch, after)?,
+            Mixer::None => cx.dev.copy(x, after)?,
         }
         match &self.mlp {
             FeedForward::Dense(mlp) => {
@@ -144,6 +151,11 @@ impl DecoderBlock {
                 mlp.forward(cx, w, beside, &mut saved.mlp, scratch, y)?
             }
             FeedForward::Sparse(sparse) => return sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
+            FeedForward::None => {
+                if let Some(y) = &mut y {
+                    cx.dev.copy(saved.mlp.x.rows(cx.rows()), y.reborrow())?;
+                }
+            }
         }
         self.end(cx, w, saved, scratch, y)
     }
@@ -232,11 +244,13 @@ impl DecoderBlock {
         match &self.mlp {
             FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?,
             FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
+            FeedForward::None => {}
         }
         match &self.mixer {
             Mixer::Attention(attention) => attention.backward(cx, w, dw, x, &saved.attention, scratch, dy),
             Mixer::Delta(delta) => delta.backward(cx, w, dw, x, &saved.recurrent, scratch, dy),
             Mixer::Conv(conv) => conv.backward(cx, w, dw, x, &saved.recurrent, scratch, dy),
+            Mixer::None => Ok(()),
         }
     }
 }

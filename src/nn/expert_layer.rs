@@ -1,6 +1,6 @@
 //! The experts of a sparse block: `down(activation(gate x) * up x)` of each routed row, with the matrices of its
-//! expert, or what gpt-oss has instead ([`ClampedExperts`]). Rows are sorted by expert, so that one call multiplies the
-//! rows of all experts. Never routes, and never mixes rows.
+//! expert, or `down(activation(up x))`, or what gpt-oss has instead ([`ClampedExperts`]). Rows are sorted by expert, so
+//! that one call multiplies the rows of all experts. Never routes, and never mixes rows.
 //!
 //! They are a layer of their own: what they read of their block is in scratch. With ep, a rank has some of the experts,
 //! and rows go to the rank that has theirs ([`Dispatch`]).
@@ -19,8 +19,8 @@ use super::tensor::Tensor;
 use crate::base::Result;
 use crate::comm::Tag;
 use crate::device::ops::{
-    BiasPlaces, ClampedGlu, ClampedGluBackward, CombineRows, ExpertBias, ExpertBiasBackward, Glu, GluBackward,
-    GluClamp, TakeRows, WeighRows, WeighedBias,
+    BiasPlaces, ClampedGlu, ClampedGluBackward, CombineRows, ExpertBias, ExpertBiasBackward, Gelu, GeluBackward, Glu,
+    GluBackward, GluClamp, TakeRows, WeighRows, WeighedBias,
 };
 use crate::device::{View, ViewMut};
 use std::ops::Range;
@@ -34,11 +34,11 @@ pub struct ExpertLayer {
     pub top_k: usize,
     /// Matrices (F, C), (F, C) and (C, F) of each expert of this rank.
     pub gate: GroupedLinear,
-    /// None if `gate` has the outputs of both, which alternate.
+    /// None if `gate` has the outputs of both, which alternate; or if there is no gate: then it is up.
     pub up: Option<GroupedLinear>,
     pub down: GroupedLinear,
     pub clamped: Option<ClampedExperts>,
-    /// SwiGLU or GeGLU, unless they are clamped.
+    /// SwiGLU or GeGLU, unless they are clamped; squared ReLU without a gate.
     pub activation: Activation,
     /// A norm follows their output, of which scratch has the gradient in `dh`.
     pub normed: bool,
@@ -246,6 +246,7 @@ impl ExpertLayer {
         let (gate_up, y) = (gate.band(at), act.band_mut(at));
         match &self.clamped {
             Some(ClampedExperts { clamp, .. }) => cx.dev.clamped_glu(ClampedGlu { clamp: *clamp, gate_up, y }),
+            None if self.activation == Activation::ReluSquared => cx.dev.relu_squared(Gelu { x: gate_up, y }),
             None => {
                 let op = Glu { gate: gate_up, up: up.band(at), y };
                 if self.activation == Activation::GeGlu { cx.dev.geglu(op) } else { cx.dev.swiglu(op) }
@@ -326,12 +327,13 @@ impl ExpertLayer {
             cx.dev.clamped_glu_backward(ClampedGluBackward { clamp, gate_up, dy, dgate_up })?;
             return self.gate.input_grad(cx, w, of.held(), dup.band(at), adapter, drows.band_mut(at), false);
         }
-        let (gate, up, dy) = (gate.band(at), up.band(at), dact.band(at));
-        let op = GluBackward { gate, up, dy, dgate: act.band_mut(at), dup: dup.band_mut(at) };
-        if self.activation == Activation::GeGlu {
-            cx.dev.geglu_backward(op)?
-        } else {
-            cx.dev.swiglu_backward(op)?
+        let (x, dy, dx) = (gate.band(at), dact.band(at), act.band_mut(at));
+        match self.activation {
+            Activation::ReluSquared => cx.dev.relu_squared_backward(GeluBackward { x, dy, dx })?,
+            activation => {
+                let op = GluBackward { gate: x, up: up.band(at), dy, dgate: dx, dup: dup.band_mut(at) };
+                if activation == Activation::GeGlu { cx.dev.geglu_backward(op)? } else { cx.dev.swiglu_backward(op)? }
+            }
         }
         for (kind, dy, accumulate) in self.opening(act, dup) {
             kind.input_grad(cx, w, of.held(), dy.band(at), adapter, drows.band_mut(at), accumulate)?;

@@ -20,8 +20,9 @@ use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::{Error, Result};
 use crate::device::ops::{
-    Bias, BiasBackward, CombineRows, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward, RouteLoad, RouteRule,
-    RouteScored, RouteScoredBackward, RouteShape, ScaleChosen, ScaleChosenBackward, Sigmoid, WeighRows,
+    Bias, BiasBackward, CombineRows, Gelu, GeluBackward, Gemm, GemmShape, Glu, GluBackward, Route, RouteBackward,
+    RouteLoad, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleChosen, ScaleChosenBackward, Sigmoid,
+    WeighRows,
 };
 use crate::device::{View, ViewMut};
 
@@ -44,14 +45,33 @@ pub struct SparseBranch {
     pub beside: Option<Beside>,
 }
 
-/// `sigmoid(h router) * down(silu(gate h) * up h)`.
+/// `sigmoid(h router) * down(silu(gate h) * up h)`, or `down(max(up h, 0)^2)` without a gate.
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
-    pub gate: Linear,
+    pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
     /// Segment (1, C); without it, the output is added as it is.
     pub router: Option<usize>,
+}
+
+impl SharedExpert {
+    /// Assigns the activation.
+    fn activation(&self, cx: &Cx, saved: &MlpSaved, y: ViewMut) -> Result<()> {
+        let (n, up) = (cx.tokens(), saved.shared_up.rows(cx.tokens()));
+        match self.gate {
+            Some(_) => cx.dev.swiglu(Glu { gate: saved.shared_gate.rows(n), up, y }),
+            None => cx.dev.relu_squared(Gelu { x: up, y }),
+        }
+    }
+    /// Assigns the gradients of the outputs of gate and up from that of the activation.
+    fn activation_backward(&self, cx: &Cx, saved: &MlpSaved, dy: View, dgate: ViewMut, dup: ViewMut) -> Result<()> {
+        let (n, up) = (cx.tokens(), saved.shared_up.rows(cx.tokens()));
+        match self.gate {
+            Some(_) => cx.dev.swiglu_backward(GluBackward { gate: saved.shared_gate.rows(n), up, dy, dgate, dup }),
+            None => cx.dev.relu_squared_backward(GeluBackward { x: up, dy, dx: dup }),
+        }
+    }
 }
 
 impl SparseBranch {
@@ -100,7 +120,9 @@ impl SparseBranch {
         }
         let SparseScratch { load, shared_act, shared_out, .. } = sparse;
         if let Some(shared) = &self.shared {
-            shared.gate.forward(cx, w, h, adapter, saved.shared_gate.rows_mut(n))?;
+            if let Some(gate) = &shared.gate {
+                gate.forward(cx, w, h, adapter, saved.shared_gate.rows_mut(n))?;
+            }
             shared.up.forward(cx, w, h, adapter, saved.shared_up.rows_mut(n))?;
             if let Some(router) = shared.router {
                 self.router_gemm(cx, w, router, h, saved.shared_weight.rows_mut(n))?;
@@ -115,8 +137,7 @@ impl SparseBranch {
             dev.route_load(RouteLoad { probs: probs.rows(n), offsets: offsets.rows(1), counts, sums })?;
         }
         if let Some(shared) = self.shared.as_ref().filter(|_| output) {
-            let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
-            dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
+            shared.activation(cx, saved, shared_act.rows_mut(n))?;
             shared.down.forward(cx, w, shared_act.rows(n), adapter, shared_out.rows_mut(n))?;
         }
         if self.beside.is_some() { self.renorm(cx, w, saved, scratch) } else { Ok(()) }
@@ -196,8 +217,7 @@ impl SparseBranch {
             let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy.as_view(), masked)?, whole)?;
             let dy = d_branch.rows.slice(of_tokens.clone());
             let SparseScratch { shared_act, shared_dact, shared_dup, shared_dweight, .. } = sparse;
-            let (gate, up) = (saved.shared_gate.rows(n), saved.shared_up.rows(n));
-            dev.swiglu(Glu { gate, up, y: shared_act.rows_mut(n) })?;
+            shared.activation(cx, saved, shared_act.rows_mut(n))?;
             shared.down.input_grad(cx, w, dy, adapter, shared_dact.rows_mut(n), false)?;
             if shared.router.is_some() {
                 dev.weigh_rows(WeighRows {
@@ -211,7 +231,7 @@ impl SparseBranch {
             shared.down.weight_grad(cx, w, dw, shared_act.rows(n), dy, adapter)?;
             cx.release(d_branch)?;
             let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
-            dev.swiglu_backward(GluBackward { gate, up, dy: shared_dact.rows(n), dgate, dup })?;
+            shared.activation_backward(cx, saved, shared_dact.rows(n), dgate, dup)?;
         }
         let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
         if let Some(Beside { factors, .. }) = self.beside {
@@ -250,7 +270,9 @@ impl SparseBranch {
             }
             let Some(shared) = &self.shared else { return Ok(()) };
             let SparseScratch { shared_act, shared_dup, shared_dweight, shared_cast, shared_copy, .. } = sparse;
-            shared.gate.backward(cx, w, dw, h, shared_act.rows(n), adapter, dh.reborrow(), true)?;
+            if let Some(gate) = &shared.gate {
+                gate.backward(cx, w, dw, h, shared_act.rows(n), adapter, dh.reborrow(), true)?;
+            }
             shared.up.backward(cx, w, dw, h, shared_dup.rows(n), adapter, dh.reborrow(), true)?;
             let Some(router) = shared.router else { return Ok(()) };
             dev.copy(saved.shared_weight.rows(n), shared_copy.rows_mut(n))?;

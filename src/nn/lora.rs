@@ -52,7 +52,8 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    const ROUTERS: [&str; 8] = [
+    const ROUTERS: [&str; 9] = [
+        ".mixer.gate.weight",
         ".mlp.gate.weight",
         ".mlp.gate.wg.weight",
         ".mlp.router.weight",
@@ -65,9 +66,13 @@ fn is_router(segment: &Segment) -> bool {
     ROUTERS.iter().any(|end| segment.name.ends_with(end))
 }
 
+/// The matrix of Nemotron-H that ends a Mamba layer: PEFT refuses to load an adapter of it.
+const UNLOADABLE: &str = ".mixer.out_proj.weight";
+
 /// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
 pub(super) fn target(segment: &Segment) -> Option<&str> {
-    let module = segment.name.strip_suffix(".weight").filter(|_| segment.shape.len() == 2)?;
+    let is_matrix = segment.shape.len() == 2 && !segment.name.ends_with(UNLOADABLE);
+    let module = segment.name.strip_suffix(".weight").filter(|_| is_matrix)?;
     module.rsplit('.').next().filter(|name| !is_router(segment) && (!is_of_root(segment) || *name == ROOT_MODULE))
 }
 /// The matrix of the root that is no embedding and no head.
@@ -128,6 +133,7 @@ impl Lora {
         let root = layouts.first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
         root.segments.iter_mut().for_each(|s| s.trainable = goes_with_adapters(s));
         let (known, routes) = (linear_modules(layouts), layouts.iter().flat_map(|l| &l.segments).any(is_router));
+        let refuses = layouts.iter().flat_map(|l| &l.segments).any(|s| s.name.ends_with(UNLOADABLE));
         for (i, layout) in layouts.iter_mut().enumerate() {
             if i > 0 {
                 layout.segments.iter_mut().for_each(|s| s.trainable = false);
@@ -166,6 +172,13 @@ impl Lora {
                 Err(Error::input(format!(
                     "lora: target_modules names {target}, a router, whose adapters are not supported; choose from {} and \
                      {ALL_LINEAR}",
+                    known.join(", ")
+                )))
+            }
+            Some(target) if UNLOADABLE.ends_with(&format!(".{target}.weight")) && refuses => {
+                Err(Error::input(format!(
+                    "lora: target_modules names {target}, but PEFT loads no adapters of it in Mamba layers of nemotron_h; \
+                     choose from {} and {ALL_LINEAR}",
                     known.join(", ")
                 )))
             }

@@ -60,7 +60,7 @@ pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_ada
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, Spec};
+pub use spec::{Activation, Arch, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

@@ -41,7 +41,8 @@ impl Spec {
     }
     /// Parameters of experts that a token does not use.
     pub fn idle_params(&self) -> usize {
-        let idle = |e: &super::spec::Experts| 3 * self.dim * e.ff * (e.count - e.top_k) * self.sparse_blocks();
+        let matrices = if self.gated() { 3 } else { 2 };
+        let idle = |e: &super::spec::Experts| matrices * self.dim * e.ff * (e.count - e.top_k) * self.sparse_blocks();
         self.experts.as_ref().map_or(0, idle)
     }
     /// FLOPs that a training step needs per token of a sequence of `seq`, without recomputation: the definition of
@@ -49,7 +50,7 @@ impl Spec {
     /// sliding window counts its window. MFU is this times tokens per second, divided by the peak.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
         let seen = |i| if self.window_of(i) == 0 { seq } else { seq.min(self.window) };
-        let attends = |i: &usize| self.recurrence_of(*i).is_none();
+        let attends = |i: &usize| self.attends(*i);
         let of_heads = |i| 2 * 2 * self.heads * self.heads_of(i).head_dim * seen(i);
         let attention = (0..self.layers).filter(attends).map(of_heads).sum::<usize>();
         let of_other = |mixer: &Recurrence| match mixer {

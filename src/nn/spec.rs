@@ -131,6 +131,8 @@ pub enum Arch {
     Nemotron,
     /// Qwen3 with a feed-forward layer of two matrices and xIELU.
     Apertus,
+    /// Blocks of one branch each: Mamba, attention, two matrices with squared ReLU, or experts of such.
+    NemotronH,
     /// Llama with LayerNorm without weights.
     Olmo,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
@@ -259,6 +261,13 @@ impl DeltaNet {
     }
 }
 
+/// One of a block's two branches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Branch {
+    Mixer,
+    FeedForward,
+}
+
 /// What blocks have in place of attention that mix tokens by a state of a fixed size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Recurrence {
@@ -379,6 +388,8 @@ pub struct Spec {
     pub recurrence: Option<Recurrence>,
     /// Whether each layer has it; empty if none has.
     pub recurrent: Vec<bool>,
+    /// The only branch of each block; empty if all have both.
+    pub single: Vec<Branch>,
     /// Attention's outputs are multiplied by sigmoid(gate); the projection to a head's queries also gives its gate.
     pub output_gate: bool,
     /// Experts, if some blocks are sparse.
@@ -458,6 +469,7 @@ impl Default for Spec {
             layer_scalar: false,
             recurrence: None,
             recurrent: Vec::new(),
+            single: Vec::new(),
             output_gate: false,
             experts: None,
             pre_norms: true,

@@ -1,6 +1,6 @@
 //! What a model's spec says about its blocks, one by one or together. Never checks it.
 use super::rotary::Rotary;
-use super::spec::{Activation, Arch, Experts, HeadSizes, Recurrence, Spec};
+use super::spec::{Activation, Arch, Branch, Experts, HeadSizes, Recurrence, Spec};
 
 impl Spec {
     /// The sizes of heads of all layers.
@@ -38,7 +38,7 @@ impl Spec {
     /// Elements of a token's keys and values that block `i` keeps when text is generated.
     pub fn cached(&self, i: usize) -> usize {
         let HeadSizes { kv_heads, head_dim } = self.heads_of(i);
-        if self.recurrence_of(i).is_some() || self.kv_source(i).is_some() { 0 } else { 2 * kv_heads * head_dim }
+        if self.attends(i) && self.kv_source(i).is_none() { 2 * kv_heads * head_dim } else { 0 }
     }
     /// Outputs of the head per token.
     pub fn outputs(&self) -> usize {
@@ -50,7 +50,7 @@ impl Spec {
     }
     /// The experts of block `i`, if it is sparse.
     pub fn experts_of(&self, i: usize) -> Option<&Experts> {
-        self.experts.as_ref().filter(|experts| !experts.dense.contains(&i))
+        self.experts.as_ref().filter(|experts| self.has(i, Branch::FeedForward) && !experts.dense.contains(&i))
     }
     /// Number of sparse blocks.
     pub fn sparse_blocks(&self) -> usize {
@@ -58,7 +58,16 @@ impl Spec {
     }
     /// Whether some block has a dense feed-forward layer.
     pub fn has_dense_blocks(&self) -> bool {
-        self.sparse_blocks() < self.layers || self.experts.as_ref().is_some_and(|experts| experts.beside)
+        let is_dense = |i| self.has(i, Branch::FeedForward) && self.experts_of(i).is_none();
+        (0..self.layers).any(is_dense) || self.experts.as_ref().is_some_and(|experts| experts.beside)
+    }
+    /// Whether block `i` has this branch.
+    pub fn has(&self, i: usize, branch: Branch) -> bool {
+        self.single.get(i).is_none_or(|only| *only == branch)
+    }
+    /// Whether block `i` has attention.
+    pub fn attends(&self, i: usize) -> bool {
+        self.has(i, Branch::Mixer) && self.recurrence_of(i).is_none()
     }
     pub fn gated(&self) -> bool {
         !matches!(self.activation, Activation::Gelu | Activation::ReluSquared | Activation::Xielu)
@@ -74,12 +83,11 @@ impl Spec {
     /// Blocks with attention, and blocks with the other mixer.
     pub fn mixers(&self) -> [usize; 2] {
         let others = (0..self.layers).filter(|&i| self.recurrence_of(i).is_some()).count();
-        [self.layers - others, others]
+        [(0..self.layers).filter(|&i| self.attends(i)).count(), others]
     }
-    /// Blocks before block `i` with the same mixer.
+    /// Blocks before block `i` with the mixer that is not attention.
     pub fn place_of(&self, i: usize) -> usize {
-        let attends = |i| self.recurrence_of(i).is_none();
-        (0..i).filter(|&before| attends(before) == attends(i)).count()
+        (0..i).filter(|&before| self.recurrence_of(before).is_some()).count()
     }
     /// Whether block `i` rotates with `local_rope`.
     pub fn uses_local_rope(&self, i: usize) -> bool {

@@ -111,6 +111,13 @@ impl Spec {
                 self.layers
             )));
         }
+        if !self.single.is_empty() && self.single.len() != self.layers {
+            return Err(Error::input(format!(
+                "which branch a layer has is given for {} layers of {}: each layer needs to know",
+                self.single.len(),
+                self.layers
+            )));
+        }
         if let Some(Recurrence::Conv { taps, .. }) = self.recurrence
             && !(1..=MAX_TAPS).contains(&taps)
         {
@@ -131,7 +138,7 @@ impl Spec {
                 && !(0.0 <= least && least <= most)
             {
                 return Err(Error::input(format!(
-                    "time_step_limit is {least} to {most}: it must be a range from 0 or more"
+                    "steps of Mamba layers are limited to {least} to {most}: this must be a range from 0 or more"
                 )));
             }
         }

@@ -52,6 +52,7 @@ pub struct Meaning {
 }
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+const NEMOTRON_H: [&str; 3] = ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"];
 /// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
 const LATENT: [&str; 2] = ["self_attn.q_b_proj", "self_attn.kv_b_proj"];
 /// Queries, keys and values as one matrix; gate and up as one.
@@ -65,13 +66,14 @@ fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 => vec![QKV],
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => LATENT.to_vec(),
+        Arch::NemotronH => NEMOTRON_H.to_vec(),
         _ => ATTENTION.to_vec(),
     }
 }
 fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 | Arch::Glm | Arch::Glm4 | Arch::GraniteHybrid => vec![arch.family().modules.gate_up],
-        Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 | Arch::Nemotron | Arch::Apertus => {
+        Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 | Arch::Nemotron | Arch::NemotronH | Arch::Apertus => {
             vec![arch.family().modules.mlp[0]]
         }
         _ => vec![arch.family().modules.gate, arch.family().modules.mlp[0]],
@@ -159,7 +161,7 @@ pub fn built_in(arch: Arch) -> TpPlan {
         plan.insert(in_layers(inputs[0]), PACKED.into());
         plan.insert(in_layers(out), "rowwise".into());
     }
-    plan.insert("embed_tokens".into(), "embedding_rowwise".into());
+    plan.insert(modules.embedding.into(), "embedding_rowwise".into());
     plan
 }
 
@@ -181,7 +183,7 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     let (qkv, mlp) = (attention_inputs(spec.arch), mlp_inputs(spec.arch));
     let linears = qkv.iter().chain(&mlp).chain([&modules.attention_out, &mlp_out]);
     let mut known: Vec<String> = linears.map(|module| in_layers(module)).chain(norms.iter().cloned()).collect();
-    known.extend(["embed_tokens", "lm_head"].map(String::from));
+    known.extend([modules.embedding, "lm_head"].map(String::from));
     if spec.qk_norm {
         known.extend(head_norms.map(in_layers));
     }
@@ -238,11 +240,15 @@ pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
         let why = format!("{} is not: all residual norms must agree", norms[without]);
         return Err(refuse(&norms[with], "sequence_parallel", &why));
     }
-    let embedding = match style("embed_tokens") {
+    let embedding = match style(modules.embedding) {
         None => false,
         Some("embedding_rowwise" | "rowwise") => true,
         Some(other) => {
-            return Err(refuse("embed_tokens", other, "the embedding is sharded by vocabulary: use embedding_rowwise"));
+            return Err(refuse(
+                modules.embedding,
+                other,
+                "the embedding is sharded by vocabulary: use embedding_rowwise",
+            ));
         }
     };
     let head = match style("lm_head") {

@@ -10,7 +10,7 @@ use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
 use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
 use super::shared_kv::SharedKv;
-use super::spec::{Experts, Recurrence, Spec};
+use super::spec::{Branch, Experts, Recurrence, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
@@ -130,7 +130,7 @@ impl Workspace<TensorShape, ()> {
         let heads = shapes().max_by_key(AttentionShape::width).unwrap_or(none);
         let keys = shapes().max_by_key(AttentionShape::kv_row).unwrap_or(none);
         let narrow = shapes().min_by_key(AttentionShape::width).unwrap_or(none);
-        let attends = |i: usize| spec.recurrence_of(i).is_none();
+        let attends = |i: usize| spec.attends(i);
         let seen = |all: bool| (0..spec.layers).any(|i| attends(i) && (spec.window_of(i) == 0) == all);
         let sights = [true, false].map(seen);
         let plan = CorePlan { heads: &heads, keys: &keys, narrow: &narrow, sights, split, tokens, dtype, train };
@@ -146,7 +146,10 @@ impl Workspace<TensorShape, ()> {
         // Of experts whose gate and up come from one matrix.
         let clamped = spec.experts.as_ref().is_some_and(|e| e.clamp.is_some());
         let beside = spec.experts.as_ref().is_some_and(|e| e.beside);
-        let (gate_ff, up_ff) = if clamped { (2 * expert_ff, 0) } else { (expert_ff, expert_ff) };
+        let (gate_ff, up_ff) = match clamped {
+            true => (2 * expert_ff, 0),
+            false => (expert_ff, only(spec.gated(), expert_ff)), // without a gate, the first matrix is up
+        };
         let held = |category, width| shape(category, dtype, capacity(tokens * top_k, split.ep), width);
         let sent = |rows| {
             let rows = shape(Category::Scratch, dtype, rows, spec.dim);
@@ -168,50 +171,56 @@ impl Workspace<TensorShape, ()> {
 
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
-        let saved = |block: Option<usize>| Saved {
-            attention: AttentionSaved {
-                qkv: keep(only(
-                    block.is_none_or(attends) && (has_norms || !is_cut),
-                    block.map_or(row, |i| match spec.kv_source(i) {
-                        None => of_blocks[i].qkv(),
-                        Some(_) => of_blocks[i].heads * of_blocks[i].head_dim,
-                    }),
-                )),
-                branch: stays(only(spec.post_norms, spec.dim)),
-                gate: keep(only(block.is_none_or(attends) && spec.output_gate, inner)),
-                core: core_of(
-                    &block.map_or(heads, |i| heads_of(&of_blocks[i])),
-                    if block.is_none_or(attends) { tokens } else { 0 },
-                ),
-                latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
-            },
-            recurrent: recurrent.saved(block.is_none_or(|i| !attends(i))),
-            per_layer: PerLayerSaved {
-                x: stays(only(inputs > 0, spec.dim)),
-                gate: keep(inputs),
-                branch: stays(only(inputs > 0, spec.dim)),
-            },
-            mlp: MlpSaved {
-                x: stays(spec.dim),
-                gate: keep(only(spec.gated(), dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff)))),
-                up: keep(dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff))),
-                branch: stays(only(spec.post_norms, spec.dim)),
-                experts_gate: held(Category::Saved, gate_ff),
-                experts_up: held(Category::Saved, up_ff),
-                experts_out: stays(only(beside, spec.dim)),
-                shared_gate: keep(shared_ff),
-                shared_up: keep(shared_ff),
-                shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
-                routing: Routing {
-                    probs: shape(Category::Saved, DType::F32, tokens, experts),
-                    chosen: shape(Category::Saved, DType::U32, tokens, top_k),
-                    weights: shape(Category::Saved, DType::F32, tokens, top_k),
-                    scaled: shape(Category::Saved, DType::F32, tokens, only(beside, top_k)),
-                    offsets: shape(Category::Saved, DType::U32, 1, only(experts > 0, experts + 1)),
-                    order: shape(Category::Saved, DType::U32, tokens, top_k),
-                    places: shape(Category::Saved, DType::U32, tokens, top_k),
+        let saved = |block: Option<usize>| {
+            // Of the feed-forward branch, other blocks have its input only, which is their output.
+            let feeds = block.is_none_or(|i| spec.has(i, Branch::FeedForward));
+            let [dense_ff, gate_ff, up_ff, shared_ff, one_shared, experts, top_k] =
+                [dense_ff, gate_ff, up_ff, shared_ff, one_shared, experts, top_k].map(|width| only(feeds, width));
+            Saved {
+                attention: AttentionSaved {
+                    qkv: keep(only(
+                        block.is_none_or(attends) && (has_norms || !is_cut),
+                        block.map_or(row, |i| match spec.kv_source(i) {
+                            None => of_blocks[i].qkv(),
+                            Some(_) => of_blocks[i].heads * of_blocks[i].head_dim,
+                        }),
+                    )),
+                    branch: stays(only(spec.post_norms, spec.dim)),
+                    gate: keep(only(block.is_none_or(attends) && spec.output_gate, inner)),
+                    core: core_of(
+                        &block.map_or(heads, |i| heads_of(&of_blocks[i])),
+                        if block.is_none_or(attends) { tokens } else { 0 },
+                    ),
+                    latent: LatentSaved::plan(spec.latent.as_ref(), tokens, dtype),
                 },
-            },
+                recurrent: recurrent.saved(block.is_none_or(|i| spec.recurrence_of(i).is_some())),
+                per_layer: PerLayerSaved {
+                    x: stays(only(inputs > 0, spec.dim)),
+                    gate: keep(inputs),
+                    branch: stays(only(inputs > 0, spec.dim)),
+                },
+                mlp: MlpSaved {
+                    x: stays(spec.dim),
+                    gate: keep(only(spec.gated(), dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff)))),
+                    up: keep(dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff))),
+                    branch: stays(only(spec.post_norms, spec.dim)),
+                    experts_gate: held(Category::Saved, gate_ff),
+                    experts_up: held(Category::Saved, up_ff),
+                    experts_out: stays(only(beside, spec.dim)),
+                    shared_gate: keep(only(spec.gated(), shared_ff)),
+                    shared_up: keep(shared_ff),
+                    shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),
+                    routing: Routing {
+                        probs: shape(Category::Saved, DType::F32, tokens, experts),
+                        chosen: shape(Category::Saved, DType::U32, tokens, top_k),
+                        weights: shape(Category::Saved, DType::F32, tokens, top_k),
+                        scaled: shape(Category::Saved, DType::F32, tokens, only(beside, top_k)),
+                        offsets: shape(Category::Saved, DType::U32, 1, only(experts > 0, experts + 1)),
+                        order: shape(Category::Saved, DType::U32, tokens, top_k),
+                        places: shape(Category::Saved, DType::U32, tokens, top_k),
+                    },
+                },
+            }
         };
         // A gated delta net's gates and norm, of which each row of `unused` must hold one.
         let small = match spec.recurrence {

@@ -10,8 +10,8 @@ use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule, State
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Layout, Recurrence, Rotary,
-    Scaling, SpImpl, Spec, Tuning,
+    Activation, Arch, Branch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Layout, Recurrence,
+    Rotary, Scaling, SpImpl, Spec, Tuning,
 };
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
@@ -173,6 +173,22 @@ pub fn granite_hybrid() -> Spec {
         recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
         recurrent: vec![true, true, true, false],
         ..llama()
+    }
+}
+
+/// Blocks of one branch each: Mamba, experts of two matrices, attention, two matrices.
+pub fn nemotron_h() -> Spec {
+    use Branch::{FeedForward, Mixer};
+    let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 2.5 };
+    let experts = Experts { dense: vec![3], rule: Some(rule), ..sparse().experts.expect("experts") };
+    Spec {
+        arch: Arch::NemotronH,
+        activation: Activation::ReluSquared,
+        fused_gate_up: false,
+        recurrent: vec![true, false, false, false],
+        single: vec![Mixer, FeedForward, Mixer, FeedForward],
+        experts: Some(experts),
+        ..granite_hybrid()
     }
 }
 

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 23] = [
+const FAMILIES: [&str; 24] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -47,6 +47,7 @@ const FAMILIES: [&str; 23] = [
     "mellum",
     "glm4_moe_normed",
     "granitemoehybrid",
+    "nemotron_h",
 ];
 const TOLERANCE: f64 = 1e-5;
 

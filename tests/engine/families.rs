@@ -78,6 +78,7 @@ const CASES: &[&str] = &[
     "apertus",
     "gemma4_experts",
     "granitemoehybrid_mamba",
+    "nemotron_h",
 ];
 /// Those of `families.py`, which also has files of transformers 4.
 const FOUR: usize = 23;

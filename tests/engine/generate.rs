@@ -128,7 +128,7 @@ fn ranks_of_any_mesh_generate_the_same_text_and_free_the_cache() {
 #[test]
 fn what_is_kept_of_the_last_text_changes_no_bit() {
     let sampling = Sampling { temperature: 1.0, ..GREEDY };
-    for spec in [llama(), qwen35(), granite_hybrid(), lfm2()] {
+    for spec in [llama(), qwen35(), granite_hybrid(), nemotron_h(), lfm2()] {
         let spec = Spec { max_len: 90, ..spec };
         let options =
             GeneratorOptions { spec, strategy: ddp(DType::F32), cuts: Cuts::ALL, size: SamplerSize::of_one(80, 5) };

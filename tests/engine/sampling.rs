@@ -58,8 +58,8 @@ fn sampled(
 #[test]
 fn a_text_is_the_same_alone_and_among_others() {
     let one = MeshSizes::sharded(1);
-    for spec in
-        [llama(), wide(gemma3()), sparse(), qwen35(), granite_hybrid(), lfm2()].map(|spec| Spec { max_len: 80, ..spec })
+    for spec in [llama(), wide(gemma3()), sparse(), qwen35(), granite_hybrid(), nemotron_h(), lfm2()]
+        .map(|spec| Spec { max_len: 80, ..spec })
     {
         for dtype in [DType::F32, DType::Bf16] {
             let (strategy, prompts) = (ddp(dtype), prompts(&spec, 16));
@@ -167,13 +167,8 @@ fn mismatches(options: &EngineOptions, sizes: MeshSizes) -> [f64; 2] {
 #[test]
 fn sampled_and_trained_log_probabilities_have_the_same_bits() {
     let sizes = |dp_shard, tp| MeshSizes { dp_replicate: 1, dp_shard, sp: 1, tp, ep: 1 };
-    let specs = [llama(), gemma3(), wide(qwen3()), sparse(), qwen35(), granite_hybrid(), lfm2()].map(|spec| Spec {
-        max_len: 80,
-        heads: 4,
-        kv_heads: 2,
-        vocab: 60,
-        ..spec
-    });
+    let specs = [llama(), gemma3(), wide(qwen3()), sparse(), qwen35(), granite_hybrid(), nemotron_h(), lfm2()]
+        .map(|spec| Spec { max_len: 80, heads: 4, kv_heads: 2, vocab: 60, ..spec });
     for spec in &specs {
         for dtype in [DType::F32, DType::Bf16] {
             let mut runs: Vec<(EngineOptions, MeshSizes)> =

@@ -13,11 +13,12 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::{DeltaShape, RotaryPairs, StateRule};
+use flatshard::device::ops::{DeltaShape, RotaryPairs, RouteRule, StateRule};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
-    Activation, Arch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, HeadSizes, Init, Lora,
-    Minimized, QueryGrowth, Recurrence, Rotary, Scaling, Segment, Slice, Spec, Split, Tp, Tuning, WorkspaceOptions,
+    Activation, Arch, Branch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, HeadSizes, Init,
+    Lora, Minimized, QueryGrowth, Recurrence, Rotary, Scaling, Segment, Slice, Spec, Split, Tp, Tuning,
+    WorkspaceOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -214,6 +215,23 @@ fn gpt_oss() -> Spec {
 /// Latent attention, and experts chosen by scores.
 fn deepseek() -> Spec {
     crate::common::deepseek(Spec { layers: 2, ..llama() })
+}
+/// Blocks of one branch each: Mamba, experts of two matrices, attention, two matrices.
+fn nemotron_h() -> Spec {
+    use Branch::{FeedForward, Mixer};
+    let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 2.5 };
+    let experts = Experts { dense: vec![3], rule: Some(rule), ..mixture().experts.unwrap() };
+    Spec {
+        arch: Arch::NemotronH,
+        layers: 4,
+        activation: Activation::ReluSquared,
+        fused_gate_up: false,
+        rotated: vec![false; 4],
+        recurrent: vec![true, false, false, false],
+        single: vec![Mixer, FeedForward, Mixer, FeedForward],
+        experts: Some(experts),
+        ..granite_hybrid()
+    }
 }
 /// No shared expert, weights as they are; norms of whole rows, so attention is replicated.
 fn olmoe() -> Spec {
@@ -441,7 +459,7 @@ fn inputs_of_layers_are_the_same_on_all_ranks() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts()].map(|spec| (spec, Cuts::ALL));
+    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h()].map(|spec| (spec, Cuts::ALL));
     for (spec, all) in whole.into_iter().chain([(olmoe(), attention)]) {
         let run = Run::alone(spec);
         let alone = made(&run);

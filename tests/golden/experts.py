@@ -80,9 +80,13 @@ CASES = {
                              mamba_n_heads=4, mamba_expand=2, mamba_d_head=12, mamba_n_groups=1, mamba_d_state=6, mamba_chunk_size=16,
                              num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=10, position_embedding_type=None,
                              embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0, max_position_embeddings=128),
+    # Blocks of one branch each; experts, of which one is shared, have two matrices.
+    "nemotron_h": dict(num_hidden_layers=5, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"], head_dim=10, mamba_num_heads=4,
+                       mamba_head_dim=6, n_groups=2, ssm_state_size=6, chunk_size=16, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3,
+                       moe_intermediate_size=14, moe_shared_expert_intermediate_size=10, routed_scaling_factor=2.5),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):
@@ -112,7 +116,9 @@ def per_expert(model_type, tensors):
                 continue
         name = name.replace(".gate.e_score", ".e_score") if model_type == "exaone_moe" else name
         name = name.replace(".gate.moe_statics.", ".moe_statics.") if model_type == "ernie4_5_moe" else name
-        if match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
+        if match := re.fullmatch(r"(.*\.experts)\.(up_proj|down_proj)", name) if model_type == "nemotron_h" else None:
+            result |= {f"{match[1]}.{e}.{match[2]}.weight": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
+        elif match := re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name):
             for e, of_expert in enumerate(tensor):
                 kinds = [(down, of_expert)] if match[2] == "down_proj" else zip((gate, up), of_expert.chunk(2))
                 result |= {f"{match[1]}.{e}.{kind}.weight": part.contiguous() for kind, part in kinds}

@@ -59,6 +59,8 @@ NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3,
 MAMBA = dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, mamba_n_groups=2, mamba_d_state=6, mamba_d_conv=4, mamba_chunk_size=16,
              rope_parameters=rope("default"), shared_intermediate_size=26, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5,
              logits_scaling=4.0)
+NEMOTRON_H = dict(hidden_size=20, mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=6, conv_kernel=4, chunk_size=16,
+                  max_position_embeddings=128)
 
 CASES = {
     "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
@@ -173,9 +175,12 @@ CASES = {
     "granitemoehybrid_mamba": ("granitemoehybrid", dict(**MAMBA, num_hidden_layers=3, max_position_embeddings=128, num_local_experts=0, time_step_limit=[0.9, 2.0],
                                                         layer_types=["linear_attention", "full_attention", "linear_attention"]),
                                dict(time_step_limit=[0.0, 2.0])),
+    # Blocks of one branch each.
+    "nemotron_h": ("nemotron_h", dict(**NEMOTRON_H, num_hidden_layers=5, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+                                      mlp_bias=True, time_step_min=0.9), dict(time_step_min=0.001)),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
-RECURRENT = {"qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba"}
+RECURRENT = {"qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}
 SPARSE = {"gemma4_experts"}  # errors of bf16 say little: another expert may be chosen
 
 

@@ -298,6 +298,14 @@ impl Defaults {
             Arch::Apertus => {
                 Defaults { eps: ("rms_norm_eps", 1e-5), theta: 12_000_000.0, activation: Activation::Xielu, ..BIASED }
             }
+            Arch::NemotronH => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                eps: ("layer_norm_epsilon", 1e-5),
+                activation: Activation::ReluSquared,
+                mlp_bias: Some(("mlp_bias", false)),
+                ..PLAIN
+            },
             Arch::Olmo => Defaults { eps: ("", 1e-5), ..BIASED },
             Arch::Gpt => PLAIN,
         }

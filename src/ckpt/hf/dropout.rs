@@ -1,5 +1,5 @@
 //! Dropout that a `config.json` asks for. Never part of a trained [`crate::nn::Spec`]: a run has its own setting.
-use super::{FILE, Map, Value};
+use super::FILE;
 use crate::base::{Error, Result};
 use std::{fs, path::Path};
 
@@ -19,9 +19,7 @@ const KEYS: [(&str, bool); 7] = [
 pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {
     let path = dir.join(FILE);
     let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let map: Map<String, Value> = serde_json::from_slice(&text)
-        .map_err(|e| Error::input(format!("{}: is not a JSON object ({e})", path.display())))?;
-    let map = super::flat(&map);
+    let map = super::flat(&super::map(&text).map_err(|what| Error::in_file(&path, what))?);
     let asked = KEYS.iter().filter_map(|(key, ours)| Some((key, map.get(*key)?.as_f64()?, *ours)));
     let unused = asked.filter(|(_, p, ours)| *p > 0.0 && !(*ours && *p as f32 == dropout));
     Ok(unused.map(|(key, p, _)| format!("{key} {p}")).collect())

@@ -29,6 +29,7 @@ const MAMBA: MambaKeys = MambaKeys {
     chunk: "mamba_chunk_size",
     conv_bias: "mamba_conv_bias",
     proj_bias: "mamba_proj_bias",
+    least_step: None,
 };
 
 /// Granite 4. Without experts, the shared one is its feed-forward layer.
@@ -61,8 +62,10 @@ pub fn hybrid_json(spec: &Spec) -> Map<String, Value> {
     if spec.experts.is_none() {
         map.extend(object(json!({"shared_intermediate_size": spec.ff, "num_local_experts": 0})));
     }
-    if let Some(Recurrence::Delta(net)) = &spec.recurrence {
-        map.extend(MAMBA.json(net, spec.dim));
+    match &spec.recurrence {
+        Some(Recurrence::Delta(net)) => map.extend(MAMBA.json(net, spec.dim)),
+        // The class checks that its default divides the width.
+        _ => drop(map.insert(MAMBA.heads.0.into(), json!(1))),
     }
     map
 }

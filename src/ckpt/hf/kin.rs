@@ -1,6 +1,7 @@
 //! Model types whose configs another family's reader understands once their keys have other names. Never reads a value
 //! for what it means.
 use super::keys::object;
+use super::nemotron_h;
 use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
 
@@ -15,6 +16,19 @@ const NAMES: [(&str, &str, &str); 9] = [
     ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
     ("internlm3", "bias", "mlp_bias"),
     ("internlm3", "qkv_bias", "attention_bias"),
+];
+
+/// Older names of keys, which are read and not written.
+const OLDER: [(&str, &str, &str); 9] = [
+    ("nemotron_h", "attention_head_dim", "head_dim"),
+    ("nemotron_h", "layer_types", "layers_block_type"),
+    ("nemotron_h", "mamba_chunk_size", "chunk_size"),
+    ("nemotron_h", "mamba_conv_bias", "use_conv_bias"),
+    ("nemotron_h", "mamba_d_conv", "conv_kernel"),
+    ("nemotron_h", "mamba_dt_limit", "time_step_limit"),
+    ("nemotron_h", "mamba_expand", "expand"),
+    ("nemotron_h", "mamba_n_groups", "n_groups"),
+    ("nemotron_h", "num_local_experts", "n_routed_experts"),
 ];
 
 /// Keys of which a file may have one value for each layer.
@@ -37,7 +51,7 @@ pub const LLAMAS: &str = "internlm3, iquestcoder";
 pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
     let (mut map, model_type) = (map.clone(), map.get("model_type").and_then(Value::as_str).unwrap_or_default());
     let model_type = model_type.to_string();
-    for (_, theirs, ours) in NAMES.iter().filter(|(of, ..)| *of == model_type) {
+    for (_, theirs, ours) in NAMES.iter().chain(&OLDER).filter(|(of, ..)| *of == model_type) {
         let Some(value) = map.shift_remove(*theirs) else { continue };
         if map.get(*ours).is_some_and(|other| *other != value) {
             return Err(Error::input(format!("{theirs} and {ours} mean the same and differ: remove one")));
@@ -51,6 +65,9 @@ pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
             return Err(Error::input(what));
         };
         map.insert((*key).into(), first);
+    }
+    if model_type == "nemotron_h" {
+        nemotron_h::list_layers(&mut map)?;
     }
     if let Some(mut defaults) = llama(&model_type) {
         defaults.append(&mut map);

@@ -18,6 +18,8 @@ pub struct MambaKeys {
     pub chunk: &'static str,
     pub conv_bias: &'static str,
     pub proj_bias: &'static str,
+    /// The key of the least step, and its default, if the class reads that instead of `time_step_limit`.
+    pub least_step: Option<(&'static str, f32)>,
 }
 
 const LIMIT: &str = "time_step_limit";
@@ -39,10 +41,24 @@ impl MambaKeys {
             value_heads,
             key_dim: size(self.state.0, self.state.1)?,
             value_dim: given.unwrap_or(expand * dim / value_heads.max(1)),
-            rule: StateRule::Decay { limits: limits(keys)? },
+            rule: StateRule::Decay { limits: self.limits(keys)? },
         };
         let conv_bias = keys.flag(self.conv_bias)?.unwrap_or(true);
         Ok(DeltaNet { shape, taps: size(self.taps, 4)?, form: DeltaForm::Mamba { conv_bias } })
+    }
+
+    fn limits(&self, keys: &ConfigKeys) -> Result<[f32; 2]> {
+        let (limits, free) = (limits(keys)?, [0.0, f32::INFINITY]);
+        match self.least_step {
+            None => Ok(limits),
+            Some((key, default)) if limits == free => {
+                Ok([keys.number(key)?.map_or(default, |least| least as f32), f32::INFINITY])
+            }
+            Some((key, _)) => {
+                let what = format!("{LIMIT} is {limits:?}, which transformers ignores: remove it, and use {key}");
+                Err(Error::input(what))
+            }
+        }
     }
 
     pub fn json(&self, net: &DeltaNet, dim: usize) -> Map<String, Value> {
@@ -60,10 +76,11 @@ impl MambaKeys {
         ] {
             map.insert(key.into(), value);
         }
+        let StateRule::Decay { limits: [least, most] } = rule else { return map };
         // JSON has no infinity: without the key, there are no limits.
-        if let StateRule::Decay { limits: [least, most] } = rule
-            && (least > 0.0 || most.is_finite())
-        {
+        if let Some((key, _)) = self.least_step {
+            map.insert(key.into(), json!(decimal(least)));
+        } else if least > 0.0 || most.is_finite() {
             let most = if most.is_finite() { json!(decimal(most)) } else { json!({"__float__": "Infinity"}) };
             map.extend(object(json!({LIMIT: [decimal(least), most]})));
         }

@@ -8,6 +8,7 @@ use super::keys::ConfigKeys;
 use super::kin;
 use super::lfm2;
 use super::lists::listed;
+use super::nemotron_h;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
@@ -85,6 +86,12 @@ fn has_score(keys: &ConfigKeys) -> Result<bool> {
     }
 }
 
+/// The key of the activation, and its name there.
+pub(super) fn activation_key(arch: Arch, activation: Activation) -> (&'static str, &'static str) {
+    let (key, name) = activation.key();
+    (if arch == Arch::NemotronH { "mlp_hidden_act" } else { key }, name)
+}
+
 /// Llama and its descendants: first what they share, then what only some have ([`special`]).
 fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let of = Defaults::of(arch);
@@ -107,10 +114,10 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             _ => keys.known(["use_bidirectional_attention"]),
         }
     } else {
-        let (_, name) = of.activation.key();
+        let (key, name) = activation_key(arch, of.activation);
         // Names of one function.
         let also = if name == "silu" { "swish" } else { name };
-        keys.only("hidden_act", &[json!(name), json!(also)])?;
+        keys.only(key, &[json!(name), json!(also)])?;
     }
     let flag = |key: Option<(&str, bool)>| match key {
         Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
@@ -128,6 +135,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         // All of its layers have experts.
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
         Arch::Lfm2 => lfm2::width(keys)?,
+        Arch::NemotronH => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(21504),
         // Its class has no such key: all of its layers have experts.
         Arch::SolarOpen => {
             let width = keys.size("intermediate_size", "ff_hidden_dim")?;
@@ -233,6 +241,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { recurrence, recurrent, ..spec }
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::special(keys, spec)?,
+        Arch::NemotronH => nemotron_h::special(keys, spec)?,
         Arch::Olmoe | Arch::Olmo => {
             keys.only("clip_qkv", &[])?;
             let bare = spec.arch == Arch::Olmo;
@@ -385,7 +394,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         _ => 0,
     };
     let others = [Arch::Qwen3Next, Arch::Qwen35, Arch::Qwen35Moe, Arch::OlmoHybrid, Arch::Lfm2, Arch::Lfm2Moe];
-    if others.contains(&arch) || arch == Arch::GraniteHybrid {
+    if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH) {
         return Ok((0, Vec::new()));
     }
     let mut windowed = match layer_types(keys, layers)? {

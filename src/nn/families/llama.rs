@@ -20,7 +20,7 @@ use crate::nn::norm::Norm;
 use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
 use crate::nn::root::{Root, VocabRows};
 use crate::nn::shared_kv::{KvSharing, Sight};
-use crate::nn::spec::{Activation, Experts, Recurrence, Spec};
+use crate::nn::spec::{Activation, Branch, Experts, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
 use crate::nn::store::Stride;
 use crate::nn::value_norm::ValueNorm;
@@ -32,7 +32,8 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         weight: names.cut(name, WEIGHT, &[vocab, dim], 0, over, Init::NORMAL),
         over,
     };
-    let tokens = table(&mut names, "embed_tokens", split.part(split.cuts.embedding));
+    let modules = &spec.arch.family().modules;
+    let tokens = table(&mut names, modules.embedding, split.part(split.cuts.embedding));
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let (width, words) = (spec.layer_inputs, spec.layer_words);
         let all = spec.layers * width;
@@ -48,7 +49,7 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
             projection_scale: (dim as f32).sqrt().recip(),
         }
     });
-    let norm = names.norm(spec.arch.family().modules.last_norm, dim);
+    let norm = names.norm(modules.last_norm, dim);
     names.prefix.clear();
     let score_tp = if split.sequence() { Tp::Summed } else { Tp::Same };
     let words = match (spec.score, spec.tied) {
@@ -82,15 +83,13 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
     let by_heads = split.part(split.cuts.attention);
     let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
-    if let Some(mixer) = spec.recurrence_of(i) {
-        let mixer = match mixer {
-            Recurrence::Delta(net) => Mixer::Delta(delta(&mut names, net)),
-            &Recurrence::Conv { channels, taps } => Mixer::Conv(conv(&mut names, channels, taps)),
+    if !spec.attends(i) {
+        let mixer = match spec.recurrence_of(i) {
+            Some(Recurrence::Delta(net)) => Mixer::Delta(delta(&mut names, net)),
+            Some(&Recurrence::Conv { channels, taps }) => Mixer::Conv(conv(&mut names, channels, taps)),
+            None => Mixer::None,
         };
-        let mlp = match spec.experts_of(i) {
-            Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
-            None => FeedForward::Dense(dense(&mut names, Norm::Absent, [true, false])),
-        };
+        let mlp = feed_forward(&mut names, i, Norm::Absent, [true, false]);
         return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
     }
 
@@ -113,7 +112,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
         qkv.push(Linear::new(names.parts("self_attn.qkv_proj", rows, by_heads), row, dim));
     }
-    let apart = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+    let apart = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
     let without = match sharing {
         KvSharing::Takes(_) => 1,
         _ => 3 - usize::from(spec.values_are_keys(i)),
@@ -121,7 +120,8 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let (apart, row) = (apart.into_iter().take(without), if takes { heads * head_dim } else { row });
     for (name, (all, own, shared)) in apart.filter(|_| !spec.fused_qkv && latent.is_none()) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
-        if spec.output_gate && name == "self_attn.q_proj" {
+        let (is_q, name) = (name == "q_proj", &format!("{}.{name}", modules.attention));
+        if spec.output_gate && is_q {
             qkv.push(names.column(name, 2 * all * head_dim, by_heads, false));
             column += width;
             continue;
@@ -199,10 +199,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         ),
         post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
-    let mlp = match spec.experts_of(i) {
-        Some(experts) => FeedForward::Sparse(sparse(&mut names, experts, i)),
-        None => FeedForward::Dense(dense(&mut names, attention.norm, [spec.pre_norms, spec.post_norms])),
-    };
+    let mlp = feed_forward(&mut names, i, attention.norm, [spec.pre_norms, spec.post_norms]);
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let width = spec.layer_inputs;
         let gate = names.push("per_layer_input_gate", WEIGHT, &[width, dim], Tp::Same, Init::NORMAL);
@@ -222,6 +219,15 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         segment
     });
     (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, per_layer, scalar, parallel: spec.parallel })
+}
+
+/// The second branch of block `i`, if it has one; the others are those of [`dense`].
+fn feed_forward(names: &mut Names, i: usize, first: Norm, norms: [bool; 2]) -> FeedForward {
+    match names.spec.experts_of(i) {
+        _ if !names.spec.has(i, Branch::FeedForward) => FeedForward::None,
+        Some(experts) => FeedForward::Sparse(sparse(names, experts, i)),
+        None => FeedForward::Dense(dense(names, first, norms)),
+    }
 }
 
 /// The dense feed-forward branch, with norms of its input and output if it has them; `first` is the norm of the first
@@ -305,13 +311,14 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     let layout = Layout { experts: true, ..Layout::default() };
     let mut names = Names { prefix: format!("model.layers.{i}.{module}.experts."), layout, spec, split };
     let clamped = spec.experts.as_ref().is_some_and(|experts| experts.clamp.is_some());
+    let own = |k: usize| !clamped && (k > 0 || spec.gated());
     let ranks = (0..split.ep.of).flat_map(|ep| Slice { index: ep, ..split.ep }.share(count).map(move |_| ep));
     for (e, ep) in ranks.enumerate() {
         let first = names.layout.segments.len();
         if clamped {
             names.clamped(e, ff, columns);
         }
-        for (k, kind) in kinds.iter().enumerate().filter(|_| !clamped) {
+        for (k, kind) in kinds.iter().enumerate().filter(|(k, _)| own(*k)) {
             let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
             match stacked {
                 None => names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init),
@@ -349,7 +356,8 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     });
     let rule = experts.rule.map(|rule| (rule, correction));
     let held = names.split.ep.share(count);
-    let step = if experts.clamp.is_some() { CLAMPED_TENSORS } else { 3 };
+    let gated = names.spec.gated();
+    let step = if experts.clamp.is_some() { CLAMPED_TENSORS } else { 2 + usize::from(gated) };
     let stride = |k| Stride { first: step * held.start + k, step, count: held.len() };
     let width = columns.share(ff).len();
     let (gate, up, down, clamped) = match experts.clamp {
@@ -360,21 +368,20 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
             Some(ClampedExperts { clamp, bias: stride(1), down_bias: stride(3), is_first: columns.index == 0 }),
         ),
         None => {
-            let [gate, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
-            (gate, Some(up), GroupedLinear::new(stride(2), dim, width), None)
+            let [first, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
+            (first, gated.then_some(up), GroupedLinear::new(stride(step - 1), dim, width), None)
         }
     };
     let shared = (shared_ff > 0).then(|| {
         let module = |name: &str| format!("{shared}.{name}");
         let (gate, up, down) = match shared_fused {
             None => {
-                let [gate, up] =
-                    ["gate_proj", "up_proj"].map(|kind| names.column(&module(kind), shared_ff, columns, false));
-                (gate, up, "down_proj")
+                let gate = gated.then(|| names.column(&module("gate_proj"), shared_ff, columns, false));
+                (gate, names.column(&module("up_proj"), shared_ff, columns, false), "down_proj")
             }
             Some([both, down]) => {
                 let (gate, up) = names.gate_and_up(&module(both), shared_ff, columns);
-                (gate, up, down)
+                (Some(gate), up, down)
             }
         };
         let down = names.row(&module(down), shared_ff, columns, false);

@@ -17,6 +17,10 @@ pub struct Family {
 
 /// Names of modules within a block.
 pub struct ModuleNames {
+    /// Attention.
+    pub attention: &'static str,
+    /// The table of token embeddings.
+    pub embedding: &'static str,
     /// Norms of the attention branch: of its input and of its output.
     pub attention_norms: [&'static str; 2],
     /// Those of the feed-forward branch.
@@ -82,6 +86,8 @@ const GRANITE_SPARSE: SparseNames = SparseNames {
 };
 
 const LLAMA: ModuleNames = ModuleNames {
+    attention: "self_attn",
+    embedding: "embed_tokens",
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
@@ -168,6 +174,19 @@ const LFM2: ModuleNames = ModuleNames {
     last_norm: "embedding_norm",
     ..LLAMA
 };
+/// Blocks of one branch.
+const NEMOTRON_H: ModuleNames = ModuleNames {
+    attention: "mixer",
+    embedding: "embeddings",
+    attention_norms: ["norm", ""],
+    mlp_norms: ["norm", ""],
+    attention_out: "mixer.o_proj",
+    mlp: ["mixer.up_proj", "mixer.down_proj"],
+    sparse: SparseNames { module: "mixer", shared: "mixer.shared_experts", ..SPARSE },
+    mamba: "mixer",
+    last_norm: "norm_f",
+    ..LLAMA
+};
 
 macro_rules! families {
     ($($arch:ident $name:literal $model_type:literal $class:literal $scored:expr, $modules:ident;)*) => {
@@ -245,6 +264,7 @@ families! {
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Nemotron "nemotron" "nemotron" "NemotronForCausalLM" Some("NemotronForSequenceClassification"), LLAMA;
     Apertus "apertus" "apertus" "ApertusForCausalLM" None, APERTUS;
+    NemotronH "nemotron_h" "nemotron_h" "NemotronHForCausalLM" None, NEMOTRON_H;
     Olmo "olmo" "olmo" "OlmoForCausalLM" Some("OlmoForSequenceClassification"), LLAMA;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }

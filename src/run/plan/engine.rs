@@ -4,7 +4,7 @@ use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -138,8 +138,11 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
         // PEFT's default for these families.
         None if spec.fused_qkv => vec!["qkv_proj".into()],
         None => vec!["q_proj".into(), "v_proj".into()],
-        // By name, because PEFT's `all-linear` has adapters for routers too.
-        Some(names) if spec.experts.is_some() && names.iter().any(|name| name == ALL_LINEAR) => {
+        // By name, because PEFT's `all-linear` has adapters for routers too, and for matrices that it refuses.
+        Some(names)
+            if (spec.experts.is_some() || spec.arch == Arch::NemotronH)
+                && names.iter().any(|name| name == ALL_LINEAR) =>
+        {
             linear_modules(&spec.layouts())
         }
         Some(names) => names,
