@@ -97,7 +97,7 @@ impl Request {
         let chat = format.chat.as_ref().filter(|_| is_file);
         model.stop.extend(chat.and_then(|template| end_of_turn(template, &model.tokenizer)));
         let encoder = PromptEncoder::new(&model.settings, format, &model.tokenizer, &model.spec);
-        let Asked { prompts: rows, notes } = Asked::new(&model.settings, prompt, is_file, &encoder)?;
+        let AskedPrompts { prompts: rows, notes } = AskedPrompts::new(&model.settings, prompt, is_file, &encoder)?;
         model.settings.notes.extend(notes);
         let most = set(&model.settings.generate.max_new_tokens, "generate.max_new_tokens")?;
         let (prompt, count) = SamplerSize::fitted(rows.iter().map(|(_, ids)| ids.len()), most, model.spec.max_len);
@@ -172,30 +172,36 @@ impl Request {
 
 /// Prompts as tokens, each with the number of its row; and what there is to say of them.
 #[derive(Default)]
-struct Asked {
+struct AskedPrompts {
     prompts: Vec<(u64, Vec<u32>)>,
     notes: Vec<String>,
 }
 
-impl Asked {
+impl AskedPrompts {
     /// `prompt` itself, or its rows.
-    fn new(s: &Settings, prompt: &str, is_file: bool, encoder: &PromptEncoder) -> Result<Asked> {
+    fn new(s: &Settings, prompt: &str, is_file: bool, encoder: &PromptEncoder) -> Result<AskedPrompts> {
         let (field, most) = (prompts::field(s)?, s.data.max_samples);
         if is_file && most == Some(0) {
             return Err(Error::input("max_samples is 0; it must be at least 1"));
         }
         if is_file {
             let skip = s.data.skip_bad_rows == Some(true);
-            return Asked::of_rows(prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
+            return AskedPrompts::of_rows(prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
         }
         let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
         let ids = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
-        Ok(Asked { prompts: vec![(0, ids)], notes: prompts::without_rows(s).collect() })
+        Ok(AskedPrompts { prompts: vec![(0, ids)], notes: prompts::without_rows(s).collect() })
     }
 
     /// The first `most` prompts in the rows at `path`. Bad rows are an error, or with `skip` noted.
-    fn of_rows(path: &str, field: PromptField, most: usize, skip: bool, encoder: &PromptEncoder) -> Result<Asked> {
-        let (mut all, mut number, mut bad, mut first_bad) = (Asked::default(), 0, 0u64, None);
+    fn of_rows(
+        path: &str,
+        field: PromptField,
+        most: usize,
+        skip: bool,
+        encoder: &PromptEncoder,
+    ) -> Result<AskedPrompts> {
+        let (mut all, mut number, mut bad, mut first_bad) = (AskedPrompts::default(), 0, 0u64, None);
         prompts::read("--generate", Path::new(path), field, &mut |row| {
             match row.and_then(|row| encoder.encode(&row)) {
                 Ok(ids) => all.prompts.push((number, ids)),
