@@ -42,15 +42,15 @@ pub(super) fn switch(i: usize, message: &Value) -> RowResult<Option<bool>> {
     Ok(found.map(|(_, on)| on))
 }
 
-/// The message is an answer without a word.
-pub(super) fn is_silent(message: &Value) -> bool {
+/// The message is an answer without a word in what its template `reads`: a call that it does not know is none.
+pub(super) fn is_silent(message: &Value, reads: &dyn Fn(&str) -> bool) -> bool {
     let blank = |value: &Value| value.as_str().is_some_and(|text| text.trim().is_empty());
     let empty = |value: &Value| {
         value.is_null()
             || blank(value)
             || value.as_array().is_some_and(|list| list.iter().all(|part| blank(&part["text"])))
     };
-    ["content"].iter().chain(&SPOKEN).all(|key| empty(&message[*key]))
+    empty(&message["content"]) && SPOKEN.iter().all(|key| empty(&message[*key]) || !reads(key))
 }
 
 /// Checks message `i`, and converts a ShareGPT message to one with a role.

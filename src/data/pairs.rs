@@ -152,7 +152,8 @@ impl Recipe {
         first: usize,
         key: &str,
     ) -> RowResult<(String, String)> {
-        if turns[first..].iter().all(message::is_silent) {
+        let chat = self.chat(row)?;
+        if turns[first..].iter().all(|turn| message::is_silent(turn, &|key| chat.mentions(key))) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));
         }
         // Messages of others may be between those of an answer.

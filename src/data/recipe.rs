@@ -328,19 +328,20 @@ impl Recipe {
                 other["role"]
             ));
         }
+        let is_silent = |i: usize| message::is_silent(&turns[i], &|key| chat.mentions(key));
         let wanted = |i: usize| switches[i].unwrap_or(multiturn || i >= first);
-        let learned: Vec<usize> =
-            answers.iter().copied().filter(|&i| wanted(i) && !message::is_silent(&turns[i])).collect();
+        let learned: Vec<usize> = answers.iter().copied().filter(|&i| wanted(i) && !is_silent(i)).collect();
         if learned.is_empty() {
             let silent = answers.iter().any(|&i| wanted(i));
             return Ok(Outcome::Dropped(if silent { Drop::NoAnswer } else { Drop::NoLoss }));
         }
-        if all_last && answers.iter().any(|&i| i < first && !message::is_silent(&turns[i])) {
+        if all_last && answers.iter().any(|&i| i < first && !is_silent(i)) {
             out.unread.push("answers before the last one (--multiturn trains on them)".into());
         }
         let talk = talk(row, &turns, chat)?;
         let ends = turns.last().is_some_and(by_assistant);
         let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
+        out.unread.extend(self.left_out(chat, row, &turns, &all.text));
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
                 let start = self.start(chat, &talk, &turns, first, &all.text)?;
@@ -409,7 +410,7 @@ impl Recipe {
         })
     }
 
-    fn chat(&self, row: &JsonRow) -> RowResult<&ChatTemplate> {
+    pub(super) fn chat(&self, row: &JsonRow) -> RowResult<&ChatTemplate> {
         self.format.template_of(row).ok_or_else(|| {
             "has messages, but the tokenizer has no chat template: set `tokenizer_chat_template`, or use a `tokenizer` \
              with one"

@@ -159,6 +159,27 @@ fn values_that_json_does_not_have_are_in_the_way_where_they_are_read() {
     assert!(fault.contains("holds a timestamp"), "{fault}");
 }
 
+/// Messages of a role that a template does not know are named, and a call that it does not know is no answer.
+#[test]
+fn what_a_template_leaves_out_is_named_and_not_answered() {
+    let known = "{% for m in messages %}{% if m.role in ['user', 'assistant', 'system'] %}<|{{ m.role }}|>{{ m.content }}\
+                 <|end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let talk = json!([say("developer", "be nice"), say("user", "q"), say("assistant", "a")]);
+    let (made, _) = row(format(known), &json!({ "messages": talk }));
+    assert_eq!(made.unread, ["developer messages (left out by the chat template)"]);
+    assert!(row(format(TOOLS), &json!({ "messages": talk })).0.unread.is_empty());
+    // A text in other words is not left out.
+    let loud = known.replace("m.content", "m.content | upper");
+    assert!(row(format(&loud), &json!({"messages": [talk[1], talk[2]]})).0.unread.is_empty());
+    let call = json!({"role": "assistant", "content": "", "function_call": {"name": "f"}});
+    let calls = json!([say("user", "q"), call, say("function", "RESULT"), say("assistant", "a")]);
+    let from = json!({ "messages": calls });
+    assert_eq!(seen(turns(known), &from).1, ["a<|end|>"]);
+    let named = row(turns(known), &from).0.unread;
+    assert!(named.contains(&"function messages (left out by the chat template)".to_string()), "{named:?}");
+    assert_eq!(dropped(format(known), json!({"messages": [say("user", "q"), call]})), Drop::NoAnswer);
+}
+
 /// A row about pictures is not one of its text alone, unless there are none.
 #[test]
 fn conversations_with_pictures_are_refused() {
