@@ -4,7 +4,6 @@ pub mod template;
 
 use super::adapter::{self, AdapterBase};
 use super::hf;
-use super::layout::pretty;
 use crate::base::{Error, Result, open};
 use crate::nn::{Lora, Spec};
 use safetensors::Dtype;
@@ -77,7 +76,7 @@ impl Companions {
             // What the longest sequence is, which may differ, is not in a vision-language model's config.
             if then == *spec || hf::has_tower(dir)? {
                 let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
-                companions.config = Some(serde_json::from_slice(&text).map_err(|e| Error::in_file(&path, e))?);
+                companions.config = Some(hf::map(&text).map_err(|what| Error::in_file(&path, what))?);
             }
         }
         Ok(companions)
@@ -147,6 +146,6 @@ impl Companions {
             config.insert("torch_dtype".into(), json!(name));
         }
         hf::retype(&mut config, &json!(name));
-        pretty(&Value::Object(config))
+        hf::text(&config)
     }
 }

@@ -37,7 +37,7 @@ use header::{GgufEntry, GgufKeys, header, is_gguf};
 use model::{FACTORS, GgufTensors};
 use quant::GgmlType;
 use safetensors::Dtype;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -71,8 +71,8 @@ pub fn beginning(
     companions: &Companions,
 ) -> Result<(Vec<u8>, u64)> {
     let tensors = GgufTensors::new(spec, layouts, kind)?;
-    let bad = |e| Error::op("save-gguf", format!("{}: {e}", super::hf::FILE));
-    let config: Map<String, Value> = serde_json::from_str(&companions.config(spec, Dtype::F32)).map_err(bad)?;
+    let bad = |what| Error::op("save-gguf", format!("{}: {what}", super::hf::FILE));
+    let config = super::hf::map(companions.config(spec, Dtype::F32).as_bytes()).map_err(bad)?;
     if super::hf::is_tower(&config) && spec.arch != Arch::Gemma3 {
         return Err(Error::input(format!(
             "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 can be \

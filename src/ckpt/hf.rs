@@ -26,7 +26,7 @@ pub(super) use self::keys::decimal;
 use self::keys::object;
 use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
-use crate::data::{Tokenizer, json_object};
+use crate::data::{Tokenizer, json_object, number_in};
 use crate::nn::tp_plan::TpPlan;
 use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
@@ -82,9 +82,31 @@ fn parsed(text: &[u8]) -> Result<(Spec, Vec<String>)> {
     read::spec(&map(text).map_err(Error::input)?)
 }
 
-/// The keys of a config, also with the numbers that Python's `json` writes and JSON does not have, where none is read.
-fn map(text: &[u8]) -> std::result::Result<Map<String, Value>, String> {
+/// The keys of a config, also with the numbers that Python's `json` writes and JSON does not have: objects stand for
+/// them.
+pub(crate) fn map(text: &[u8]) -> std::result::Result<Map<String, Value>, String> {
     json_object(text).map(|(map, _)| map).map_err(|what| quote(what).to_string())
+}
+
+/// The text of a config, with such numbers as they were.
+pub(super) fn text(map: &Map<String, Value>) -> String {
+    /// Marks them in what a JSON writer sees.
+    fn marked(value: &Value, numbers: &mut Vec<String>) -> Value {
+        match value {
+            Value::Array(list) => list.iter().map(|value| marked(value, numbers)).collect(),
+            Value::Object(map) => match number_in(map) {
+                Some(number) => {
+                    numbers.push(number.into());
+                    json!(format!("\0{number}"))
+                }
+                None => map.iter().map(|(key, value)| (key.clone(), marked(value, numbers))).collect(),
+            },
+            other => other.clone(),
+        }
+    }
+    let mut numbers = Vec::new();
+    let text = pretty(&marked(&Value::Object(map.clone()), &mut numbers));
+    numbers.iter().fold(text, |text, number| text.replace(&format!(r#""\u0000{number}""#), number))
 }
 
 /// The keys in the config of `dir` that transformers' class for the model does not have, and that therefore have no

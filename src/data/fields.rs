@@ -16,7 +16,7 @@ pub(super) const NUMBER: &str = "\0number";
 pub(super) const FOREIGN: &str = "\0foreign";
 
 /// The text of the number that `value` stands for, if it does.
-pub(super) fn number_in(value: &JsonRow) -> Option<&str> {
+pub(crate) fn number_in(value: &JsonRow) -> Option<&str> {
     value.get(NUMBER)?.as_str()
 }
 

@@ -52,6 +52,7 @@ pub mod zigzag; // splitting sequences over the ranks of sp
 pub use batch::{MicroBatch, Recorded, SampleRow};
 pub use cache::Cache;
 pub use dataset::{DataOptions, Dataset};
+pub(crate) use fields::number_in;
 pub use fields::{JsonRow, RowResult, in_json};
 pub use format::{Format, LabelKeys, PairKeys, Preferences, SampleKind, SampleRoom};
 pub(crate) use json::object as json_object;

@@ -157,7 +157,7 @@ pub fn experts_json(experts: &Experts, rule: &RouteRule) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{config, parse};
+    use super::super::{config, map, parse, text};
     use super::object;
     use crate::nn::{Branch, Recurrence};
     use serde_json::{Value, json};
@@ -198,6 +198,11 @@ mod tests {
         assert_eq!(attends, [14, 21, 30, 39]);
         assert!(spec.has(1, Branch::FeedForward) && !spec.has(1, Branch::Mixer) && spec.experts.is_none());
         assert_eq!(read(&serde_json::from_str(&config(&spec)).unwrap()).unwrap(), spec);
+        // As transformers 4 writes it, and as we write it again.
+        let infinite = published().to_string().replace(r#"{"__float__":"Infinity"}"#, "Infinity");
+        assert_eq!(parse(infinite.as_bytes()).unwrap(), spec);
+        let again = text(&map(infinite.as_bytes()).unwrap());
+        assert!(again.contains("Infinity\n") && !again.contains("\"Infinity"), "{again}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::ckpt;
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::run::plan::data;
 use crate::run::settings::Settings;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::Path;
 
 /// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
@@ -14,9 +14,7 @@ pub(super) fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32
         let path = model.join(name);
         let Ok(text) = open::read(&path) else { continue };
         let bad = |what: String| Error::input(format!("{}: {what}", path.display()));
-        let parsed: Map<String, Value> =
-            serde_json::from_slice(&text).map_err(|e| bad(format!("is not a JSON object ({e})")))?;
-        let parsed = Value::Object(ckpt::hf::flat(&parsed));
+        let parsed = Value::Object(ckpt::hf::flat(&ckpt::hf::map(&text).map_err(bad)?));
         let ids = match &parsed["eos_token_id"] {
             Value::Null => continue,
             Value::Array(ids) => ids.clone(),
