@@ -41,6 +41,7 @@ fn moves_more(name: &str, shape: &str) -> bool {
         "expand",
         "expert_bias",
         "grouped",
+        "mamba",
         "qk_norm_rope_f32_512",
         "qk_norm_rope_backward_f32_512",
         "route",
@@ -54,7 +55,7 @@ fn moves_more(name: &str, shape: &str) -> bool {
 /// May have bank conflicts: once per CTA, when it adds its warps' sums; in limbs chosen by the exponents of the data;
 /// in tables searched for it; and once per block, when threads sum rows of a square.
 fn meets_banks_twice(name: &str) -> bool {
-    let families = ["qk_norm_rope_backward", "adamw_blocks", "delta_blocks"];
+    let families = ["qk_norm_rope_backward", "adamw_blocks", "delta_blocks", "mamba_blocks"];
     families.iter().any(|family| name.starts_with(family)) || name == "sum_squares"
 }
 

@@ -238,13 +238,11 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
 /// Refuses models with blocks that a device has no operations for.
 fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
     match spec.recurrence {
-        Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.groups().is_some() => Err(Error::input(
-            format!("GPUs have no kernels for the Mamba layers of {} yet: use --device cpu", spec.arch.name()),
-        )),
         Some(Recurrence::Delta(net)) if device != DeviceName::Cpu && net.shape.key_dim > MOST_OF_KEY => {
             Err(Error::input(format!(
-                "GPUs have no kernels for the keys of {} elements in the delta nets of {}, at most {MOST_OF_KEY}: use --device cpu",
+                "GPUs have no kernels for the keys of {} elements in the {} of {}, at most {MOST_OF_KEY}: use --device cpu",
                 net.shape.key_dim,
+                spec.recurrence.as_ref().map_or("blocks", Recurrence::name),
                 spec.arch.name()
             )))
         }
