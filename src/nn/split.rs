@@ -282,7 +282,7 @@ impl Split {
         {
             return Err(Error::input(format!(
                 "{} {} is not divisible by tp-size {of}: every tp rank needs the same number of heads; choose a tp-size \
-                 that divides {}",
+                 that divides {}, or a plan that replicates attention",
                 match net.groups() {
                     Some(_) => "the number of groups of Mamba layers",
                     None => "linear_num_key_heads",
