@@ -177,13 +177,8 @@ impl FilePlan {
         let naming = match carried.map_or(Naming::Plain, |carried| carried.naming) {
             Naming::Plain if adapters => Naming::Plain,
             Naming::Plain => Naming::of_class(layouts.iter().flat_map(|l| &l.segments).map(|s| s.name.as_str())),
-            naming => {
-                if adapters {
-                    naming.of_modules()
-                } else {
-                    naming
-                }
-            }
+            naming if adapters => naming.of_modules(),
+            naming => naming,
         };
         let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
         let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));

@@ -3,7 +3,7 @@
 use super::companions::template;
 use super::gguf::import::GgufModel;
 use super::gguf::links::within;
-use super::layout::{Carried, Coding, FilePlan, FileTensor, Tensors};
+use super::layout::{ADAPTER_PREFIX, Carried, Coding, FilePlan, FileTensor, Tensors};
 use super::mxfp4::Mxfp4Bytes;
 use super::naming::Naming;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
@@ -342,7 +342,9 @@ impl OpenedFiles {
             let carried = Carried { naming: Naming::Plain, tensors };
             return Ok((!carried.tensors.is_empty()).then(|| Tower { carried, ..Tower::default() }));
         }
-        let naming = Naming::of(self.tensors.keys());
+        let module = |name: &String| name.strip_prefix(ADAPTER_PREFIX).unwrap_or(name).to_string();
+        let modules: Vec<String> = self.tensors.keys().map(module).collect();
+        let naming = Naming::of(modules.iter());
         if adapters {
             return Ok(Some(Tower { carried: Carried { naming, tensors: Vec::new() }, ..Tower::default() }));
         }
