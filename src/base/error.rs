@@ -26,6 +26,9 @@ pub enum Error {
     /// The run failed: the message names rank, step and operation. Exit status 1.
     #[error("{0}")]
     Run(String),
+    /// The run failed, as its ranks have agreed: no collective is to blame. Exit status 1.
+    #[error("{0}")]
+    Agreed(String),
     /// Bad input that another process of the job reports. Exit status 2.
     #[error("another process of the job reports what is wrong")]
     Reported,

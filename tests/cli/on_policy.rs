@@ -213,6 +213,7 @@ fn steps_before_a_reward_that_fails_or_hangs_are_saved() {
     let text = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(ended.status.code() == Some(1) && text.contains("p.jsonl: line 10, sample 0"), "{text}");
     assert!(text.contains("exit status: 4, twice") && saved("failed").starts_with("step-00000002"), "{text}");
+    assert!(!text.contains("Collectives"), "{text}");
     let again = format!("{flags} --ckpt-dir failed --resume auto");
     let rest = train(&dir, &again, &["while read l; do echo 1; done"]);
     assert_eq!((rest.len(), &rest[0]["loss"], &rest[0]["grad_norm"]), (1, &whole[2]["loss"], &whole[2]["grad_norm"]));

@@ -65,11 +65,11 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     result
 }
 
-/// Writes this rank's flight recorder, if the run has a directory for it. A failure to write is ignored: the run's own
-/// error matters more.
+/// Writes this rank's flight recorder, if the run has a directory for it and a collective may be to blame. A failure to
+/// write is ignored: the run's own error matters more.
 fn dump_flight(plan: &Plan, flight: &Flight, rank: usize, e: &Error) {
     // Bad input is refused before anything is computed.
-    if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_))) {
+    if let Some(dir) = plan.restarts.traces.as_ref().filter(|_| !matches!(e, Error::Input(_) | Error::Agreed(_))) {
         let _ = flight.dump(dir, rank, e);
     }
 }

@@ -184,7 +184,10 @@ impl<'a> Trainer<'a> {
         if done > self.began.step {
             self.save(false)?;
         }
-        Err(why)
+        Err(match at_step(done + 1, why) {
+            Error::Run(text) => Error::Agreed(text),
+            other => other,
+        })
     }
 
     /// The vote of all ranks on the step of `batch`. Returns [`Error::Signal`], after saving a checkpoint, if any rank
@@ -443,7 +446,7 @@ fn vote(tokens: u64, rank: &RankContext, stops: &mut Stops, checkpointer: &Check
 /// Prefixes the error with the step, once, so that its message has rank, step and operation.
 fn at_step(step: u64, e: Error) -> Error {
     match e {
-        Error::Input(_) | Error::Signal(_) => e,
+        Error::Input(_) | Error::Signal(_) | Error::Agreed(_) => e,
         Error::Run(text) if text.starts_with("step ") => Error::Run(text),
         e => Error::Run(format!("step {step}: {e}")),
     }
