@@ -20,8 +20,7 @@ impl GroupEnd {
     /// From the row's last ids.
     pub fn read(ids: [u32; GroupEnd::WORDS]) -> GroupEnd {
         let (samples, numbers) = ids.split_at(NUMBER);
-        let count = |ids: &[u32]| ids.iter().rev().fold(0, |count, &byte| count << 8 | byte as usize);
-        GroupEnd { samples: count(samples), words: count(numbers) * NUMBER }
+        GroupEnd { samples: whole(samples) as usize, words: whole(numbers) as usize * NUMBER }
     }
 }
 
@@ -58,11 +57,11 @@ pub(super) fn record_prompt(room: &SampleRoom, tokens: usize, number: [u32; ROW_
     out.rewards.resize(out.rewards.len() + room.samples, 0.0);
     out.logprobs.resize(out.logprobs.len() + tokens, 0.0);
     out.groups.push(out.rewards.len() as u32);
-    out.rows.push(row_number(number));
+    out.rows.push(whole(&number));
 }
 
-/// The number of a prompt's row.
-pub(super) fn row_number(ids: [u32; ROW_NUMBER]) -> u64 {
+/// The whole number whose bytes these ids are, such as that of a prompt's row.
+pub(super) fn whole(ids: &[u32]) -> u64 {
     ids.iter().rev().fold(0, |number, &byte| number << 8 | byte as u64)
 }
 

@@ -170,7 +170,7 @@ impl Recipe {
 
 /// Two texts without a prompt, with what both begin with as their prompt: trl/data_utils.py, `extract_prompt`.
 fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
-    let text = |key: &str| row.get(key)?.as_str().filter(|text| shapes::written(&Value::from(*text)).is_none());
+    let text = |key: &str| row.get(key).filter(|text| shapes::written(text).is_none())?.as_str();
     let (Some(chosen), Some(rejected)) = (text(&keys.chosen), text(&keys.rejected)) else { return Cow::Borrowed(row) };
     if keys.bare || present(row, &keys.prompt).is_some() {
         return Cow::Borrowed(row);
@@ -193,11 +193,11 @@ fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
 fn common_turns(keys: &PairKeys, row: &JsonRow) -> Option<usize> {
     let turns = |key: &str| {
         let given = present(row, key)?;
-        let turns = shapes::written(given).or_else(|| given.as_array().cloned())?;
+        let turns = shapes::written(given).map(Cow::Owned).or_else(|| Some(Cow::Borrowed(&given.as_array()?[..])))?;
         turns.first().is_some_and(asks).then_some(turns)
     };
     let (chosen, rejected) = (turns(&keys.chosen)?, turns(&keys.rejected)?);
-    let same = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    let same = chosen.iter().zip(rejected.iter()).take_while(|(a, b)| a == b).count();
     let least = chosen.len().min(rejected.len());
     (same > 0 && same < least && (same + 1 < chosen.len() || same + 1 < rejected.len())).then_some(same)
 }

@@ -37,9 +37,11 @@ pub enum PreviewRow {
 
 impl PreviewRow {
     fn of(kind: SampleKind, row: &TokenizedRow, numbers: usize) -> PreviewRow {
-        if let (SampleKind::Group, ROW_NUMBER, Some((ids, number))) = (kind, numbers, row.ids.split_last_chunk()) {
+        if let (SampleKind::Group, ROW_NUMBER, Some((ids, number))) =
+            (kind, numbers, row.ids.split_last_chunk::<ROW_NUMBER>())
+        {
             let sequence = PreviewSequence { ids: ids.into(), labels: vec![IGNORE; ids.len()], cut: false };
-            return PreviewRow::Prompt(sequence, groups::row_number(*number));
+            return PreviewRow::Prompt(sequence, groups::whole(number));
         }
         let end = row.ids.last_chunk().filter(|_| kind == SampleKind::Group).map(|&ids| GroupEnd::read(ids));
         let len = row.ids.len() - end.map_or(numbers, |end| end.words);

@@ -13,7 +13,7 @@ use super::format::{Format, Preferences, SampleKind};
 use super::json;
 use super::message;
 use super::shapes::{self, MASKS, Shape};
-use super::talk::talk;
+use super::talk::{left_out, talk};
 use super::template::{ChatTemplate, Conversation};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
@@ -341,7 +341,7 @@ impl Recipe {
         let talk = talk(row, &turns, chat)?;
         let ends = turns.last().is_some_and(by_assistant);
         let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
-        out.unread.extend(self.left_out(chat, row, &turns, &all.text));
+        out.unread.extend(left_out(chat, row, &turns, &all.text));
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
                 let start = self.start(chat, &talk, &turns, first, &all.text)?;

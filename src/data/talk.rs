@@ -7,7 +7,7 @@ use super::template::{ChatTemplate, Conversation, WideInteger};
 use minijinja::Value as Message;
 use serde_json::{Value, json};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Format {
     /// The row with its system prompt in the field `system`.
@@ -85,6 +85,34 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowRe
         }
     }
     Ok(Conversation { messages: turns.iter().map(|turn| turn_of(turn, chat)).collect::<RowResult<_>>()?, variables })
+}
+
+/// Names the roles whose messages a template leaves out of `text`, what it made of all `turns`.
+pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text: &str) -> Vec<String> {
+    let mut at = 0;
+    let is_missing = |turn: &&Value| {
+        let Some(said) = turn["content"].as_str().map(str::trim).filter(|said| !said.is_empty()) else {
+            return false;
+        };
+        // Texts follow one another, but for those that a template moves.
+        match text[at..].find(said) {
+            Some(found) => at += found + said.len(),
+            None => return turn["role"] != "assistant" && !text.contains(said),
+        }
+        false
+    };
+    let roles: BTreeSet<&str> = turns.iter().filter(is_missing).filter_map(|turn| turn["role"].as_str()).collect();
+    // A template may show a text in other words: only what it renders the same without is left out.
+    let is_left_out = |role: &&str| {
+        let others: Vec<Value> = turns.iter().filter(|turn| turn["role"] != **role).cloned().collect();
+        let without = talk(row, &others, chat).ok().and_then(|talk| chat.answered(&talk).ok());
+        without.is_some_and(|without| without.text == text)
+    };
+    roles
+        .into_iter()
+        .filter(is_left_out)
+        .map(|role| format!("{role} messages (left out by the chat template)"))
+        .collect()
 }
 
 /// A message, without fields that the template does not mention and whose values JSON does not have, such as the time

@@ -24,7 +24,7 @@ use crate::run::watch::RunLog;
 use ends::{TextEnds, cut, end_of_turn};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
-use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow};
+use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
 use serde_json::json;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -201,25 +201,19 @@ impl AskedPrompts {
         skip: bool,
         encoder: &PromptEncoder,
     ) -> Result<AskedPrompts> {
-        let (mut all, mut number, mut bad, mut first_bad) = (AskedPrompts::default(), 0, 0u64, None);
+        let (mut all, mut number, mut skipped) = (AskedPrompts::default(), 0, SkippedRows::default());
         prompts::read("--generate", Path::new(path), field, &mut |row| {
-            match row.and_then(|row| encoder.encode(&row)) {
-                Ok(ids) => all.prompts.push((number, ids)),
-                Err(Error::Input(what)) if skip => {
-                    bad += 1;
-                    first_bad.get_or_insert(what);
-                }
-                Err(e) => return Err(e),
-            }
+            let ids = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
+            all.prompts.extend(ids.map(|ids| (number, ids)));
             number += 1;
             Ok(all.prompts.len() < most)
         })?;
-        let Some(first) = first_bad else { return Ok(all) };
+        let SkippedRows { count, first: Some(first) } = &skipped else { return Ok(all) };
         if all.prompts.is_empty() {
-            return Err(Error::input(format!("--generate {path}: none of its {bad} rows has a prompt: {first}")));
+            return Err(skipped.all(&format!("--generate {path}")));
         }
-        let plural = if bad == 1 { "" } else { "s" };
-        all.notes.push(format!("{path}: {bad} bad row{plural} skipped (the first: {first})"));
+        let plural = if *count == 1 { "" } else { "s" };
+        all.notes.push(format!("{path}: {count} bad row{plural} skipped (the first: {first})"));
         Ok(all)
     }
 }

@@ -18,7 +18,7 @@ use crate::base::{Error, Result};
 use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, PromptEncoder};
+use crate::run::generate::prompts::{self, PromptEncoder, SkippedRows};
 use crate::run::settings::Settings;
 use crate::run::settings::hub::without_weight;
 use crate::run::settings::value::set;
@@ -52,9 +52,7 @@ pub struct PromptFile {
     _held: File,
     /// The files of the prompts.
     pub made: RowFiles,
-    /// Rows that were skipped, and the first of them.
-    pub bad: u64,
-    pub first_bad: Option<String>,
+    pub skipped: SkippedRows,
 }
 
 /// Refuses what sampling cannot do.
@@ -158,30 +156,24 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
     flock(&held, FlockOperation::LockShared).map_err(|e| io(e.into()))?;
     let mut out = BufWriter::new(&held);
     let mut hash = Xxh3::new();
-    let (mut index, mut shortest, mut bad, mut first_bad) = (0, usize::MAX, 0, None);
+    let (mut index, mut shortest, mut skipped) = (0, usize::MAX, SkippedRows::default());
     let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
         let ids = row.and_then(|row| {
             rewards.check_row(&row.fields, &row.place)?;
             encoder.encode(&row)
         });
-        let ids = match ids {
-            Err(Error::Input(what)) if s.data.skip_bad_rows == Some(true) => {
-                (index, bad) = (index + 1, bad + 1);
-                first_bad.get_or_insert(what);
-                return Ok(());
-            }
-            ids => ids?,
-        };
-        shortest = shortest.min(ids.len());
-        let line = format!("{{\"prompt_ids\": {ids:?}, \"row\": {index}}}\n");
+        let row = index;
         index += 1;
+        let Some(ids) = skipped.unless(s.data.skip_bad_rows == Some(true), ids)? else { return Ok(()) };
+        shortest = shortest.min(ids.len());
+        let line = format!("{{\"prompt_ids\": {ids:?}, \"row\": {row}}}\n");
         hash.update(line.as_bytes());
         out.write_all(line.as_bytes()).map_err(io)
     })?;
     out.flush().map_err(io)?;
     drop(out);
-    if let Some(first) = first_bad.as_ref().filter(|_| bad == index) {
-        return Err(Error::input(format!("`dataset` {}: none of its {bad} rows has a prompt: {first}", made.what)));
+    if skipped.first.is_some() && skipped.count == index {
+        return Err(skipped.all(&format!("`dataset` {}", made.what)));
     }
     let most = s.data.max_len.unwrap_or(max_positions);
     if shortest + count > most {
@@ -206,5 +198,5 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
         None => fs::rename(own, &path),
     };
     kept.map_err(|e| Error::io("write", &path, e))?;
-    Ok(PromptFile { path, _held: held, made, bad, first_bad })
+    Ok(PromptFile { path, _held: held, made, skipped })
 }

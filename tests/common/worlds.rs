@@ -162,17 +162,22 @@ pub fn qwen35() -> Spec {
 
 /// Mamba layers with two groups of heads, and attention without rotary positions in the last block.
 pub fn granite_hybrid() -> Spec {
+    with_mamba(llama(), [2, 4])
+}
+
+/// Mamba layers with so many groups and heads, and attention without rotary positions in the last block.
+pub fn with_mamba(base: Spec, [key_heads, value_heads]: [usize; 2]) -> Spec {
     let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
-    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 5, value_dim: 6, rule };
+    let shape = DeltaShape { key_heads, value_heads, key_dim: 5, value_dim: 6, rule };
     Spec {
         arch: Arch::GraniteHybrid,
         norm_eps: 1e-2,
         fused_gate_up: true,
-        rotated: vec![false; llama().layers],
+        rotated: vec![false; base.layers],
         residual_multiplier: 0.5,
         recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
-        recurrent: vec![true, true, true, false],
-        ..llama()
+        recurrent: (1..=base.layers).map(|layer| layer < base.layers).collect(),
+        ..base
     }
 }
 

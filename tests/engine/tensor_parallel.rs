@@ -3,6 +3,7 @@
 //! same weights.
 
 use crate::common::plain_store::{Docs, Plain, Told, distance, dot};
+use crate::common::worlds::with_mamba;
 use flatshard::base::CATEGORIES;
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Meter};
@@ -175,17 +176,7 @@ fn olmo_hybrid() -> Spec {
 }
 /// Mamba with four groups of heads, then attention without rotary positions.
 fn granite_hybrid() -> Spec {
-    let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
-    let shape = DeltaShape { key_heads: 4, value_heads: 8, key_dim: 5, value_dim: 6, rule };
-    Spec {
-        arch: Arch::GraniteHybrid,
-        norm_eps: 1e-2,
-        fused_gate_up: true,
-        rotated: vec![false; 2],
-        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
-        recurrent: vec![true, false],
-        ..llama()
-    }
+    with_mamba(llama(), [4, 8])
 }
 /// A gated short convolution, whose channels do not divide evenly by 4, then attention.
 fn lfm2() -> Spec {

@@ -39,7 +39,7 @@ impl Rows<'_> {
             return Err(Error::in_file(path, format!("column `{}` holds intervals: remove it", interval.name())));
         }
         let others = others(read);
-        let (schema_read, holds_json) = (read.clone(), holds_json(read));
+        let holds_json = holds_json(read);
         let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
         let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
         let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));
@@ -53,12 +53,10 @@ impl Rows<'_> {
             let mut rows = caught(|| RowIter::from_row_group(columns.clone(), &*group)).map_err(bad)?;
             // A damaged page corrupts everything after it: this is not the fault of one row.
             while let Some(row) = caught(|| rows.next().transpose()).map_err(bad)? {
-                let row = row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
-                let mut row = Value::Object(row);
+                let mut row = row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
                 if holds_json {
-                    parse_json(&mut row, &schema_read);
+                    parse_fields(&mut row, read);
                 }
-                let Value::Object(row) = row else { continue };
                 piece.push((number, Ok(ColumnRow(row, &others))));
                 number += 1;
                 if piece.len() == ROWS {
@@ -101,11 +99,7 @@ fn parse_json(value: &mut Value, field: &Type) {
                 *value = parsed;
             }
         }
-        Value::Object(fields) if field.is_group() => {
-            for field in field.get_fields() {
-                fields.get_mut(field.name()).into_iter().for_each(|value| parse_json(value, field));
-            }
-        }
+        Value::Object(fields) if field.is_group() => parse_fields(fields, field),
         Value::Array(list) => {
             // A list is a group of one repeated group, whose only field is the element; a map has two.
             let inner = |of: &Type| of.is_group().then(|| of.get_fields().first().cloned()).flatten();
@@ -123,6 +117,12 @@ fn parse_json(value: &mut Value, field: &Type) {
             }
         }
         _ => {}
+    }
+}
+/// The same of all fields of a group.
+fn parse_fields(fields: &mut JsonRow, group: &Type) {
+    for field in group.get_fields() {
+        fields.get_mut(field.name()).into_iter().for_each(|value| parse_json(value, field));
     }
 }
 

@@ -125,6 +125,33 @@ pub fn each(
     }
 }
 
+/// Rows that are no prompts and were skipped.
+#[derive(Clone, Debug, Default)]
+pub struct SkippedRows {
+    pub count: u64,
+    /// What is wrong with the first.
+    pub first: Option<String>,
+}
+
+impl SkippedRows {
+    /// What was made of a row; None if nothing was, and bad rows are to be skipped.
+    pub fn unless<T>(&mut self, skip: bool, made: Result<T>) -> Result<Option<T>> {
+        match made {
+            Err(Error::Input(what)) if skip => {
+                self.count += 1;
+                self.first.get_or_insert(what);
+                Ok(None)
+            }
+            made => made.map(Some),
+        }
+    }
+    /// The error of a `what` that has no other rows.
+    pub fn all(&self, what: &str) -> Error {
+        let (count, first) = (self.count, self.first.as_deref().unwrap_or_default());
+        Error::input(format!("{what}: none of its {count} rows has a prompt: {first}"))
+    }
+}
+
 /// Passes on the prompts in the rows at `path`, which `flag` names, in order, until one is the last.
 pub fn read(
     flag: &str,

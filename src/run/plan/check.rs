@@ -12,7 +12,7 @@ use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
 use crate::run::plan::save::{self, SaveOptions};
-use crate::run::settings::{FloatName, GgufName, Settings};
+use crate::run::settings::Settings;
 use std::path::{Path, PathBuf};
 
 /// A merge reads a model and an adapter and writes a model; an export reads a model alone.
@@ -86,12 +86,11 @@ pub fn gguf(
 
 /// Refuses weights to be written at the end that have no room now. Of how many parameters, and how many are trained.
 pub fn room(s: &Settings, params: usize, trainable: usize) -> Result<()> {
-    let c = &s.checkpoint;
-    let wide = |name: FloatName| if name == FloatName::Fp32 { 4 } else { 2 };
+    let (c, save) = (&s.checkpoint, SaveOptions::new(&s.checkpoint)?);
     let all = [
-        ("--save-hf", &c.save_hf, params * c.save_dtype.map_or(4, wide)),
+        ("--save-hf", &c.save_hf, params * save.dtype.bitsize() / 8),
         ("--save-adapter", &c.save_adapter, trainable * 4),
-        ("--save-gguf", &c.save_gguf, params * if c.gguf_type == Some(GgufName::Q8_0) { 1 } else { 2 }),
+        ("--save-gguf", &c.save_gguf, params * if save.gguf == GgufType::Q8_0 { 1 } else { 2 }),
     ];
     all.into_iter().try_for_each(|(flag, path, bytes)| {
         path.as_ref().map_or(Ok(()), |path| ckpt::check_room(flag, path, bytes as u64))

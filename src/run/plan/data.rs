@@ -184,7 +184,7 @@ impl RunData {
         let parts = options.train.iter().map(|(part, weight)| Ok((open(part)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
         let train = match &options.prompts {
-            Some(PromptFile { made, bad, first_bad, .. }) => train.made_from(made, (*bad, first_bad.as_ref())),
+            Some(PromptFile { made, skipped, .. }) => train.made_from(made, (skipped.count, skipped.first.as_ref())),
             None => train,
         };
         let eval = options.eval.as_ref().map(Dataset::open).transpose().map_err(|e| in_setting("eval_dataset", e))?;
