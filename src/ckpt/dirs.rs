@@ -77,7 +77,10 @@ fn named(dir: &Path, pointer: &str) -> Option<u64> {
 /// The checkpoint to resume from; `None` is a fresh start.
 pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBuf>> {
     match (resume, ckpt_dir) {
-        (Resume::Auto, Some(dir)) => newest(dir),
+        (Resume::Auto, Some(dir)) => match newest(dir)? {
+            None => trainers(dir)?.map_or(Ok(None), |theirs| Err(super::state::theirs(&theirs))),
+            newest => Ok(newest),
+        },
         (Resume::Auto, None) => Err(Error::input("`resume: auto` needs `ckpt_dir`, which is not set")),
         (Resume::Dir(dir), _) if dir.join(super::state::FILE).exists() => Ok(Some(dir.clone())),
         (Resume::Dir(dir), _) if dir.is_file() => pointed(dir).map(Some),
@@ -93,6 +96,15 @@ pub fn resolve(ckpt_dir: Option<&Path>, resume: &Resume) -> Result<Option<PathBu
             ))
         }),
     }
+}
+
+/// The newest checkpoint of transformers' Trainer in `dir`, which saves to `checkpoint-STEP`.
+fn trainers(dir: &Path) -> Result<Option<PathBuf>> {
+    let all = entries(dir)?.into_iter().filter_map(|(name, path)| {
+        let step = name.strip_prefix("checkpoint-")?.parse::<u64>().ok()?;
+        path.join(super::state::FILE).is_file().then_some((step, path))
+    });
+    Ok(all.max().map(|(_, path)| path))
 }
 
 /// The directory of the model that `path` names: the newest checkpoint of a directory of checkpoints, the one that a

@@ -130,6 +130,18 @@ pub fn fingerprint(dir: &Path) -> Result<u64> {
     open::read(&path).map(|text| xxh3_64(&text)).map_err(|e| Error::io("read", path, e))
 }
 
+/// Keys that transformers' Trainer writes into its file of the same name.
+const TRAINERS: [&str; 2] = ["global_step", "log_history"];
+
+/// The error of resuming from a checkpoint of transformers' Trainer in `dir`.
+pub(super) fn theirs(dir: &Path) -> Error {
+    let dir = dir.display();
+    Error::input(format!(
+        "{dir}: is a checkpoint of transformers' Trainer, whose optimizer state is not read; start from its weights with \
+         `pretrain: {dir}`, in another directory"
+    ))
+}
+
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);
@@ -141,6 +153,9 @@ pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let computed = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
     let whole = stored == Some(json!(computed));
     if map.get("version") != Some(&json!(VERSION)) {
+        if TRAINERS.iter().all(|key| map.contains_key(*key)) {
+            return Err(theirs(dir));
+        }
         let found = map.get("version").map_or("none".to_string(), Value::to_string);
         let what = format!("has version {found}; this program reads version {VERSION}");
         return Err(if whole { Error::input(format!("{}: {what}", path.display())) } else { damaged(what) });

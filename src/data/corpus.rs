@@ -259,6 +259,16 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
     if e.kind() != std::io::ErrorKind::NotFound {
         return Error::io("open the dataset", path, e);
     }
+    let text = path.to_string_lossy();
+    let hint = if text.contains("://") {
+        "; files are read from disk or from the hub: download it, or give its path"
+    } else if text.contains(',') {
+        "; several paths are separated by spaces, not by commas"
+    } else if text.contains(['*', '?']) {
+        "; a pattern in quotes is not expanded: leave the quotes out, or name the directory"
+    } else {
+        ""
+    };
     let parent = path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
     let there = parent.into_iter().find(|p| p.is_dir()).unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -277,7 +287,7 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
         _ => format!("{} and {} more", near.join(", "), count - 8),
     };
     Error::input(format!(
-        "`dataset` {}: no such file or directory, and not a name of the hub (OWNER/NAME). {} contains: {near}",
+        "`dataset` {}: no such file or directory, and not a name of the hub (OWNER/NAME){hint}. {} contains: {near}",
         path.display(),
         there.display()
     ))

@@ -35,16 +35,25 @@ pub struct PairKeys {
     pub prompt: String,
     pub chosen: String,
     pub rejected: String,
-    /// A number: how much better the chosen answer is.
+    /// A number: how much better the chosen answer is. Not named, it is `margin` where a row of scored pairs has it, as
+    /// in TRL.
     pub margin: Option<String>,
-    /// A row may have no prompt: its two texts are whole.
-    pub bare: bool,
+    /// Whole sequences are scored: a row may have no prompt, and its two texts are whole.
+    pub scored: bool,
+}
+
+impl PairKeys {
+    /// The field of the margin, if pairs have one, and whether every row must have it.
+    pub(super) fn margin(&self) -> Option<(&str, bool)> {
+        let usual = self.scored.then_some(("margin", false));
+        self.margin.as_deref().map(|key| (key, true)).or(usual)
+    }
 }
 
 impl Default for PairKeys {
     fn default() -> PairKeys {
         let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(String::from);
-        PairKeys { prompt, chosen, rejected, margin: None, bare: false }
+        PairKeys { prompt, chosen, rejected, margin: None, scored: false }
     }
 }
 
@@ -184,7 +193,7 @@ impl Format {
     /// Rows end in a number.
     pub(super) fn has_numbers(&self) -> bool {
         match &self.preferences {
-            Some(Preferences::Pairs(keys)) => keys.margin.is_some(),
+            Some(Preferences::Pairs(keys)) => keys.margin().is_some(),
             Some(Preferences::Labels(_)) => true,
             Some(Preferences::Rollouts | Preferences::Prompts(_)) | None => false,
         }
@@ -242,10 +251,11 @@ impl Format {
             None => vec![],
         };
         let margin = match &self.preferences {
-            Some(Preferences::Pairs(PairKeys { margin, .. })) => margin.as_ref(),
+            Some(Preferences::Pairs(keys)) => keys.margin(),
             _ => None,
         };
-        let own = own.into_iter().chain(margin).chain(&self.input_key).chain(&self.output_key).map(String::as_str);
+        let own = own.into_iter().chain(&self.input_key).chain(&self.output_key).map(String::as_str);
+        let own = own.chain(margin.map(|(key, _)| key));
         let ids: &[&str] = match &self.preferences {
             Some(Preferences::Pairs(_)) => &ID_KEYS,
             Some(Preferences::Labels(_)) => &[ID_KEYS[0], ANSWER_IDS],

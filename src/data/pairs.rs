@@ -51,8 +51,8 @@ impl Recipe {
             let asked = if tokens {
                 self.given(row, ids, out)?
             } else {
-                let (prompt, answer) = self.answer(&keys.prompt, key, (keys.bare, common), row)?;
-                if prompt.is_empty() && !keys.bare {
+                let (prompt, answer) = self.answer(&keys.prompt, key, (keys.scored, common), row)?;
+                if prompt.is_empty() && !keys.scored {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
                 let asked = self.render(&prompt, &answer, out)?.max(start + 1);
@@ -78,12 +78,18 @@ impl Recipe {
         if answers[0] == answers[1] {
             return Err("has equal answers: neither can be preferred, so remove the row".into());
         }
-        if let Some(key) = &keys.margin {
-            let value = field(row, key)?;
-            let written = || value.as_str()?.trim().parse().ok();
-            let margin =
-                value.as_f64().or_else(written).map(|margin| margin as f32).filter(|margin| margin.is_finite());
-            out.end_in(margin.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?);
+        if let Some((key, required)) = keys.margin() {
+            let margin = match present(row, key) {
+                None if !required => 0.0,
+                _ => {
+                    let value = field(row, key)?;
+                    let written = || value.as_str()?.trim().parse().ok();
+                    let margin = value.as_f64().or_else(written).map(|margin| margin as f32);
+                    let finite = margin.filter(|margin| margin.is_finite());
+                    finite.ok_or_else(|| format!("has {value} as {key}; a number is expected"))?
+                }
+            };
+            out.end_in(margin);
         }
         Ok(Outcome::Kept)
     }
@@ -172,7 +178,7 @@ impl Recipe {
 fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
     let text = |key: &str| row.get(key).filter(|text| shapes::written(text).is_none())?.as_str();
     let (Some(chosen), Some(rejected)) = (text(&keys.chosen), text(&keys.rejected)) else { return Cow::Borrowed(row) };
-    if keys.bare || present(row, &keys.prompt).is_some() {
+    if keys.scored || present(row, &keys.prompt).is_some() {
         return Cow::Borrowed(row);
     }
     let same = chosen.char_indices().zip(rejected.chars()).take_while(|((_, a), b)| a == b);

@@ -119,13 +119,16 @@ pub(super) fn of_split(name: &HubName, mut splits: Splits) -> Result<Vec<String>
     }
     match splits.iter().position(|(known, _)| known == split) {
         Some(at) => Ok(splits.swap_remove(at).1),
-        None => Err(format!(
-            "{} has no split {}; it has {}: name one, such as {}",
-            name.repo,
-            quote(split),
-            listed(splits.iter().map(|(known, _)| &known[..])),
-            HubName { split: splits.first().map(|(known, _)| quote(known).to_string()), ..name.clone() }
-        )),
+        None => {
+            let trains = splits.iter().find(|(known, _)| known.starts_with(split)).or(splits.first());
+            Err(format!(
+                "{} has no split {}; it has {}: name one, such as {}",
+                name.repo,
+                quote(split),
+                listed(splits.iter().map(|(known, _)| &known[..])),
+                HubName { split: trains.map(|(known, _)| quote(known).to_string()), ..name.clone() }
+            ))
+        }
     }
 }
 

@@ -54,6 +54,13 @@ impl QueryGrowth {
     }
 }
 
+impl Scaling {
+    /// YaRN's `attention` of a model that is extended by `factor`, where its config names none.
+    pub fn yarn_attention(factor: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    }
+}
+
 impl Rotary {
     pub fn new(theta: f64) -> Rotary {
         Rotary { theta, scaling: Scaling::None }

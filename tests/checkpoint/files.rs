@@ -163,10 +163,21 @@ fn old_checkpoints_are_removed_and_interrupted_saves_do_not_count() {
 
     let none = dir.path().join("none");
     assert_eq!(ckpt::resolve(Some(&none), &Resume::Auto).unwrap(), None);
-    let error = ckpt::resolve(None, &Resume::Dir(none)).unwrap_err();
+    let error = ckpt::resolve(None, &Resume::Dir(none.clone())).unwrap_err();
     assert_eq!(error.exit_status(), 2, "{error}");
     let explicit = Resume::Dir(dir.path().join("step-00000003"));
     assert_eq!(ckpt::resolve(None, &explicit).unwrap(), Some(dir.path().join("step-00000003")));
+    // A moved user's output directory holds checkpoints of transformers' Trainer.
+    for step in [5, 500, 90] {
+        let theirs = none.join(format!("checkpoint-{step}"));
+        fs::create_dir_all(&theirs).unwrap();
+        fs::write(theirs.join("trainer_state.json"), r#"{"global_step": 5, "log_history": [], "epoch": 1.0}"#).unwrap();
+    }
+    let theirs = none.join("checkpoint-500");
+    for error in [ckpt::resolve(Some(&none), &Resume::Auto).unwrap_err(), ckpt::state::read(&theirs).unwrap_err()] {
+        let text = error.to_string();
+        assert!(text.contains(&format!("{}: is a checkpoint of transformers' Trainer", theirs.display())), "{text}");
+    }
 }
 
 #[test]

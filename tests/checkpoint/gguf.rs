@@ -2,7 +2,7 @@
 //! refused. `tests/golden/gguf_files.py` made the golden values, and runs the files in llama.cpp.
 use crate::common::runs::{Dir, FSDP};
 use safetensors::{Dtype, tensor::TensorView};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -177,6 +177,34 @@ fn what_cannot_be_a_gguf_file_is_refused_before_anything_starts() {
     fs::write(dir.path("base/tokenizer.json"), text.replace("{1,3}", "{1,2}")).unwrap();
     no("--pretrain base --save-gguf a.gguf", &["tokenizer", "pre_tokenizer", "{1,2}"]);
     fs::write(dir.path("base/tokenizer.json"), text).unwrap();
+
+    // Rotations that the file cannot say, or that llama.cpp would round.
+    let config = fs::read_to_string(dir.path("base/config.json")).unwrap();
+    let mut other: Value = serde_json::from_str(&config).unwrap();
+    for key in ["rope_scaling", "rope_parameters"] {
+        other.as_object_mut().unwrap().shift_remove(key);
+    }
+    let half = other["head_dim"]
+        .as_u64()
+        .unwrap_or_else(|| other["hidden_size"].as_u64().unwrap() / other["num_attention_heads"].as_u64().unwrap())
+        as usize
+        / 2;
+    for (scaling, what) in [
+        (
+            json!({"rope_type": "longrope", "short_factor": vec![1.0; half], "long_factor": vec![2.0; half],
+            "original_max_position_embeddings": 32}),
+            "longrope in a llama model",
+        ),
+        (
+            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": false}),
+            "YaRN with truncate: false",
+        ),
+    ] {
+        other["rope_scaling"] = scaling;
+        fs::write(dir.path("base/config.json"), other.to_string()).unwrap();
+        no("--pretrain base --save-gguf a.gguf", &["save-gguf", "llama.cpp does not run", what]);
+    }
+    fs::write(dir.path("base/config.json"), config).unwrap();
 
     // What is there already.
     for (name, content) in [("old.gguf", &b"GGUF...."[..]), ("notes.txt", b"mine")] {

@@ -349,6 +349,30 @@ fn a_pair_is_never_split() {
     }
 }
 
+/// A reward model reads the margin of a row that has one without a flag, as TRL does; DPO names the column instead.
+#[test]
+fn margins_of_scored_pairs_are_read_without_a_flag() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = |margin: &str| format!("{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"{margin}}}\n");
+    let rows = [row(", \"margin\": 1.5"), row(", \"margin\": null"), row("")];
+    std::fs::write(dir.path().join("m.jsonl"), rows.concat()).unwrap();
+    let open = |scored| {
+        let keys = Preferences::Pairs(PairKeys { scored, ..PairKeys::default() });
+        Arc::new(Dataset::open(&data_options(dir.path(), "m.jsonl", keys)).unwrap())
+    };
+    let data = open(true);
+    assert!(!data.report().to_string().contains("not read"), "{}", data.report());
+    let (mut loader, mut step) = (loader(&data, 3, (0, 1), false), StepData::default());
+    loader.next(&mut step);
+    let margins: Vec<f32> = step.batches.iter().flat_map(|batch| batch.numbers.clone()).collect();
+    assert_eq!(margins, [1.5, 0.0, 0.0]);
+    assert!(open(false).report().to_string().contains("not read: `margin` in 1 row"), "{}", open(false).report());
+    std::fs::write(dir.path().join("m.jsonl"), row(", \"margin\": \"much\"")).unwrap();
+    let keys = Preferences::Pairs(PairKeys { scored: true, ..PairKeys::default() });
+    let error = Dataset::open(&data_options(dir.path(), "m.jsonl", keys)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("has \"much\" as margin; a number is expected"), "{error}");
+}
+
 /// Margins come with their pairs, bit for bit.
 #[test]
 fn margins_are_read() {

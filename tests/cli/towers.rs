@@ -2,7 +2,8 @@
 //! exported; the vision tower comes out untouched. The files stay in target/tmp/towers, where `tests/golden/towers.py
 //! check` loads them with transformers and PEFT.
 use crate::common::runs::unlaunched;
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -84,6 +85,33 @@ fn text_is_trained_and_the_vision_tower_is_carried_through() {
         stdout
     };
     assert_eq!(said("merged"), said("adapter"));
+
+    // PEFT may give the tower adapters too. Trained on text alone, their products are 0 and change nothing.
+    let bytes = fs::read(dir.join("adapter/adapter_model.safetensors")).unwrap();
+    let own = SafeTensors::deserialize(&bytes).unwrap();
+    let module = "base_model.model.model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj";
+    for (b, merges) in [(0.0_f32, true), (1.0, false)] {
+        let [a, b]: [Vec<u8>; 2] = [1.0, b].map(|x: f32| [x; 8].iter().flat_map(|x| x.to_le_bytes()).collect());
+        let view = |bytes, shape: [usize; 2]| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+        let more = [
+            (format!("{module}.lora_A.weight"), view(&a, [2, 4])),
+            (format!("{module}.lora_B.weight"), view(&b, [4, 2])),
+        ];
+        let all = own.tensors().into_iter().chain(more);
+        fs::write(dir.join("adapter/adapter_model.safetensors"), safetensors::serialize(all, None).unwrap()).unwrap();
+        let again = "--lora-merge adapter --save-hf again --overwrite";
+        match merges {
+            true => {
+                done(&dir, &model, again);
+                assert!(tensors(&dir.join("again/model.safetensors")) == merged, "products of 0 changed the model");
+            }
+            false => {
+                let text = refused(&dir, &model, again);
+                assert!(text.contains("adapters of a vision tower are not supported"), "{text}");
+            }
+        }
+    }
+    fs::write(dir.join("adapter/adapter_model.safetensors"), &bytes).unwrap();
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl AdapterTensors {
         if this.changes.is_empty() {
             return Err(this.error("has no tensors"));
         }
+        this.drop_idle_of_towers()?;
         if spec.tied {
             this.untie()?;
         }
@@ -153,6 +154,22 @@ impl AdapterTensors {
         }
     }
 
+    /// Drops products of a vision tower that are 0: training on text gives its adapters no gradient.
+    fn drop_idle_of_towers(&mut self) -> Result<()> {
+        let mut idle = Vec::new();
+        for (name, change) in self.changes.iter().filter(|(name, _)| is_visual(name)) {
+            let alone = change.whole.is_none() && change.rows.is_none();
+            let added = change.added.as_ref().filter(|added| alone && added.magnitude.is_none());
+            if let Some(b) = added.and_then(|added| added.b.as_ref())
+                && self.is_zero(b)?
+            {
+                idle.push(name.clone());
+            }
+        }
+        idle.iter().for_each(|name| drop(self.changes.remove(name)));
+        Ok(())
+    }
+
     /// The model's head is its table of embeddings: both must change in the same way.
     fn untie(&mut self) -> Result<()> {
         let Some(table) = self.changes.keys().find(|name| is_table(name)).cloned() else {
@@ -179,6 +196,17 @@ impl AdapterTensors {
             "changes {name}, but the base model ties its head to its embeddings, and the adapter was trained with the \
              two apart. To get a model with both, {MERGE}"
         ))
+    }
+    fn is_zero(&self, tensor: &FileTensor) -> Result<bool> {
+        let (mut bytes, mut values) = (Vec::new(), vec![0.0; CHUNK / 4]);
+        for from in (0..tensor.len()).step_by(CHUNK / 4) {
+            let values = &mut values[..(tensor.len() - from).min(CHUNK / 4)];
+            self.read(tensor, from, values, &mut bytes)?;
+            if values.iter().any(|&x| x != 0.0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
     /// Whether two tensors of the same shape have the same values.
     fn equal(&self, a: &FileTensor, b: &FileTensor) -> Result<bool> {

@@ -293,7 +293,7 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
     };
     match rope.scaling {
         Scaling::Linear { factor } => scaled(put, "linear", factor),
-        Scaling::Yarn { factor, original, .. } => {
+        Scaling::Yarn { factor, original, attention, .. } => {
             scaled(put, "yarn", factor);
             put("rope.scaling.original_context_length", KeyValue::U32(original));
             // llama.cpp and transformers have the same defaults for keys that the config leaves out.
@@ -306,7 +306,9 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
                 ("beta_fast", "yarn_beta_fast"),
                 ("beta_slow", "yarn_beta_slow"),
             ] {
-                if let Some(x) = given(key) {
+                // The config may have it in other words: mscale.
+                let implied = key == "attention_factor" && attention != Scaling::yarn_attention(factor);
+                if let Some(x) = given(key).or(implied.then_some(attention)) {
                     put(&format!("rope.scaling.{name}"), KeyValue::F32(x));
                 }
             }
@@ -377,6 +379,9 @@ fn check(spec: &Spec) -> Result<()> {
         _ if spec.experts.is_some() => Some("mixtures of experts".into()),
         None => Some("these models with learned positions".into()),
         Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
+        Some(Scaling::Long { .. }) => Some(format!("longrope in a {} model", spec.arch.name())),
+        Some(Scaling::Llama3 { .. }) if gemma => Some(format!("Llama 3's scaling in a {} model", spec.arch.name())),
+        Some(Scaling::Yarn { truncate: false, .. }) => Some("YaRN with truncate: false".into()),
         _ if (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {
             Some(format!("sliding windows in these layers of a {} model", spec.arch.name()))
         }
@@ -403,8 +408,30 @@ fn check(spec: &Spec) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check, size_label};
-    use crate::nn::{Arch, Spec};
+    use super::*;
+    use serde_json::json;
+
+    /// The converter writes `attention_factor` as it is; a config may say the same by mscale.
+    #[test]
+    fn the_attention_of_yarn_is_written_unless_it_is_implied() {
+        let written = |attention: f64, scaling: Value| {
+            let scaled =
+                Scaling::Yarn { factor: 4.0, original: 32, attention, beta_fast: 32.0, beta_slow: 1.0, truncate: true };
+            let spec = Spec { rope: Some(Rotary { theta: 1e4, scaling: scaled }), ..Spec::default() };
+            let (mut found, config) = (None, Map::from_iter([("rope_scaling".to_string(), scaling)]));
+            let put = &mut |key: &str, value: KeyValue| {
+                if let (true, KeyValue::F32(x)) = (key.ends_with("yarn_attn_factor"), value) {
+                    found = Some(x);
+                }
+            };
+            rope(put, &spec, &config);
+            found
+        };
+        let implied = Scaling::yarn_attention(4.0);
+        assert_eq!(written(implied, json!({"rope_type": "yarn", "factor": 4.0})), None);
+        assert_eq!(written(implied, json!({"attention_factor": implied})), Some(implied));
+        assert_eq!(written(0.7, json!({"mscale": 0.7, "mscale_all_dim": 1.3})), Some(0.7));
+    }
 
     #[test]
     fn families_that_cannot_be_exported_are_named() {

@@ -206,7 +206,7 @@ fn gpt_oss() -> Scaling {
     Scaling::Yarn {
         factor,
         original: 4096,
-        attention: 0.1 * factor.ln() + 1.0,
+        attention: Scaling::yarn_attention(factor),
         beta_fast: 32.0,
         beta_slow: 1.0,
         truncate: false,
@@ -241,7 +241,7 @@ fn yarn(keys: &ConfigKeys, original: usize, max_len: usize) -> Result<Scaling> {
     let factor = keys.positive("factor")?.unwrap_or(max_len as f64 / original as f64);
     let (mscale, all) = (keys.number("mscale")?.unwrap_or(0.0), keys.number("mscale_all_dim")?.unwrap_or(0.0));
     let size = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-    let implied = if mscale != 0.0 && all != 0.0 { size(mscale) / size(all) } else { size(1.0) };
+    let implied = if mscale != 0.0 && all != 0.0 { size(mscale) / size(all) } else { Scaling::yarn_attention(factor) };
     Ok(Scaling::Yarn {
         factor,
         original,

@@ -122,7 +122,7 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
                 chosen: set(&o.chosen_key, "objective.chosen_key")?,
                 rejected: set(&o.rejected_key, "objective.rejected_key")?,
                 margin: o.margin_key.clone(),
-                bare: o.scores(),
+                scored: o.scores(),
             };
             (Some(Preferences::Pairs(keys)), format.output_key)
         }

@@ -102,7 +102,8 @@ pub struct ObjectiveSettings {
     /// Row field with the other answer
     #[arg(long, value_name = "KEY")]
     pub rejected_key: Option<String>,
-    /// Reward models: row field with a number by which the chosen score should exceed the other [default: none]
+    /// Reward models: row field with a number by which the chosen score should exceed the other [default:
+    /// margin, where rows have it]
     #[arg(long, value_name = "KEY")]
     pub margin_key: Option<String>,
     /// KTO: row field that is true, or 1, if the answer is desirable; --output-key names the answer

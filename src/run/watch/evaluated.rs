@@ -123,9 +123,11 @@ impl std::fmt::Display for Evaluated {
                 let accuracy = reward_accuracy.map_or(String::new(), |share| format!("accuracy {share:.4}  "));
                 let kl = kl.map_or(String::new(), |kl| format!("kl {kl:.4}  "));
                 let what = if kl.is_empty() { "pairs" } else { "samples" };
-                let rewards = format_args!("rewards {reward_chosen:.4} {reward_rejected:.4}");
-                let margin = reward_chosen - reward_rejected;
-                write!(f, "loss {loss:.4}  {accuracy}{kl}{rewards}  margin {margin:.4}  {what} {count}")
+                // Without any answer of a label there is no mean.
+                let mean = |x: f64| if x.is_nan() { "none".to_string() } else { format!("{x:.4}") };
+                let rewards = format_args!("rewards {} {}", mean(reward_chosen), mean(reward_rejected));
+                let margin = mean(reward_chosen - reward_rejected);
+                write!(f, "loss {loss:.4}  {accuracy}{kl}{rewards}  margin {margin}  {what} {count}")
             }
         }
     }
