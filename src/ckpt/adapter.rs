@@ -10,8 +10,9 @@ use super::gguf::links::origin;
 use super::hf::decimal;
 use super::layout::pretty;
 use crate::base::{Error, Result, open};
-use crate::nn::{Arch, Lora, Spec};
+use crate::nn::{ALL_LINEAR, Arch, Lora, Spec};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -64,10 +65,46 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
     if matches!(spec.arch, Arch::Qwen2Moe | Arch::Qwen35Moe) {
         FUSED.into_iter().zip(fused(lora)).for_each(|(key, value)| config[key] = value);
     }
+    let beside = beside_experts(lora, spec);
+    if !beside.is_empty() {
+        config[FUSED[0]] = json!(beside);
+    }
     if tower {
         config["exclude_modules"] = json!(r"(?!model\.language_model\.).*");
     }
     pretty(&config)
+}
+
+/// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of experts' modules
+/// out of `target_modules`, and with them other modules of the same names.
+const LIKE_QWEN2: [Arch; 13] = [
+    Arch::Qwen3Moe,
+    Arch::Qwen3Next,
+    Arch::Olmoe,
+    Arch::DeepseekV2,
+    Arch::DeepseekV3,
+    Arch::Dots1,
+    Arch::Glm4Moe,
+    Arch::Glm4MoeLite,
+    Arch::SolarOpen,
+    Arch::Ernie45Moe,
+    Arch::HunyuanMoe,
+    Arch::ExaoneMoe,
+    Arch::Mellum,
+];
+
+/// Weights of adapted shared experts and dense layers, which PEFT finds as parameters where it loses the modules.
+fn beside_experts(lora: &Lora, spec: &Spec) -> BTreeSet<String> {
+    let layouts = if LIKE_QWEN2.contains(&spec.arch) { spec.layouts() } else { Vec::new() };
+    let segments = layouts.iter().filter(|layout| !layout.experts).flat_map(|layout| &layout.segments);
+    let adapted = segments.filter_map(|segment| {
+        let within = segment.name.strip_prefix("model.layers.")?.split_once('.')?.1;
+        let module = within.strip_suffix(".weight")?.rsplit('.').next()?;
+        let fused = ["gate_proj", "up_proj", "down_proj"].contains(&module);
+        (fused && lora.targets.iter().any(|target| target == module || target == ALL_LINEAR))
+            .then(|| within.to_string())
+    });
+    adapted.collect()
 }
 
 /// Keys of parameters that are not modules.
@@ -104,5 +141,31 @@ pub fn same(dir: &Path, now: &Lora) -> Result<()> {
             now.alpha,
             now.targets
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Experts;
+
+    /// PEFT would lose the adapters of dense blocks and of shared experts.
+    #[test]
+    fn modules_beside_experts_are_named_as_parameters() {
+        let lora = |targets: &[&str]| {
+            let targets = targets.iter().map(|target| target.to_string()).collect();
+            Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets }
+        };
+        let experts = Experts { count: 4, top_k: 2, ff: 16, normalize: true, dense: vec![0], ..Experts::default() };
+        let spec = Spec { arch: Arch::Qwen3Moe, layers: 2, experts: Some(experts), ..Spec::default() };
+        let named = |lora: &Lora, spec: &Spec| {
+            let config: Value = serde_json::from_str(&config(lora, None, spec, false)).unwrap();
+            config.get("target_parameters").cloned().unwrap_or_default()
+        };
+        let mlp = json!(["mlp.down_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight"]);
+        assert_eq!(named(&lora(&["q_proj", "gate_proj", "up_proj", "down_proj"]), &spec), mlp);
+        assert_eq!(named(&lora(&["q_proj"]), &spec), Value::Null);
+        let dense = Spec { arch: Arch::Qwen3, layers: 2, ..Spec::default() };
+        assert_eq!(named(&lora(&["gate_proj", "up_proj", "down_proj"]), &dense), Value::Null);
     }
 }

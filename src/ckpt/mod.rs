@@ -28,6 +28,7 @@ mod transposed; // matrices whose transposes files have
 mod unstack; // slices of what files hold
 mod tower; // tensors that are carried through
 mod source; // validated files to load from
+mod weights_hash; // tells models apart
 mod room; // whether a directory may be written, and disk space
 mod writer; // one rank's writes
 mod publish; // small files, then the final name
@@ -51,3 +52,4 @@ pub use room::{check_export, check_room, same_place};
 pub use safetensors::Dtype;
 pub use source::{is_created, is_model};
 pub use state::{TrainerState, fingerprint};
+pub use weights_hash::weights_hash;

@@ -1,5 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
-use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS, PROMPT_KEYS};
+use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS, PROMPT_KEYS, Shape};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
 use std::sync::Arc;
@@ -40,6 +40,16 @@ pub struct PairKeys {
     pub margin: Option<String>,
     /// Whole sequences are scored: a row may have no prompt, and its two texts are whole.
     pub scored: bool,
+}
+
+/// Whether tokens that are no answer have a loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum InputLoss {
+    #[default]
+    None,
+    /// Those of rows with messages, which TRL's SFT learns as they are rendered.
+    Conversations,
+    All,
 }
 
 impl PairKeys {
@@ -99,6 +109,8 @@ pub struct SampleRoom {
 pub struct Format {
     /// Rows are judged answers; None: they are learned as they are.
     pub preferences: Option<Preferences>,
+    /// What rows are, where they have the fields of several shapes.
+    pub shape: Option<Shape>,
     /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.
@@ -111,6 +123,8 @@ pub struct Format {
     pub apply_chat_template: bool,
     /// Loss on every assistant message, not only the last.
     pub multiturn: bool,
+    /// Loss on prompts too.
+    pub input_loss: InputLoss,
     /// Loss on the whole `input_key` field, with no end-of-text token.
     pub pretrain_mode: bool,
     /// The texts of `pretrain_mode` are one stream, each with an end of text.
@@ -142,6 +156,12 @@ impl Format {
             }
             Format { pretrain_mode: true, input_template: Some(_), .. } => {
                 "`pretrain_mode` uses the text verbatim: remove `input_template`"
+            }
+            Format { pretrain_mode: true, shape: Some(_), .. } => {
+                "`pretrain_mode` uses the text verbatim: remove `row_format`"
+            }
+            Format { shape: Some(_), input_key: Some(_), .. } => {
+                "`input_key` and `row_format` both say which fields are read: remove one"
             }
             Format { pretrain_mode: true, system_key: Some(_), .. } => {
                 "`pretrain_mode` uses the text verbatim: remove `system_key`"
@@ -181,6 +201,12 @@ impl Format {
                 Format { input_key: Some(_), .. } | Format { output_key: Some(_), .. },
                 Preferences::Rollouts | Preferences::Prompts(_),
             ) => Some("`input_key` and `output_key` name text, and rollouts are token ids: remove them"),
+            (Format { shape: Some(_), .. }, Preferences::Pairs(_)) => Some(
+                "`row_format` has no place in pairs, whose fields are `prompt_key`, `chosen_key` and `rejected_key`",
+            ),
+            (Format { input_loss: InputLoss::All, .. }, _) => {
+                Some("`train_on_inputs` has no place in preferences, which are about answers")
+            }
             (Format { multiturn: true, .. }, _) => {
                 Some("`multiturn` has no place in preferences, which are about the last answer")
             }
@@ -223,8 +249,10 @@ impl Format {
         }
     }
     /// The settings that apply only to rows, and whether each is given.
-    pub fn row_settings(&self) -> [(&'static str, bool); 9] {
+    pub fn row_settings(&self) -> [(&'static str, bool); 11] {
         [
+            ("row_format", self.shape.is_some()),
+            ("train_on_inputs", self.input_loss == InputLoss::All),
             ("input_key", self.input_key.is_some()),
             ("output_key", self.output_key.is_some()),
             ("system_key", self.system_key.is_some()),

@@ -9,7 +9,7 @@
 //! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
 use super::answers;
 use super::fields::{JsonRow, RowResult, array, field, list, present, string, token_id, truth, whole};
-use super::format::{Format, Preferences, SampleKind};
+use super::format::{Format, InputLoss, Preferences, SampleKind};
 use super::json;
 use super::message;
 use super::shapes::{self, MASKS, Shape};
@@ -110,6 +110,11 @@ impl Recipe {
     pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         out.clear();
         let row = &*self.format.with_system(row);
+        let (row, others) = match self.format.shape {
+            Some(shape) => shape.alone(row)?,
+            None => (Cow::Borrowed(row), Vec::new()),
+        };
+        let row = &*row;
         if self.format.input_key.is_none() && !self.format.pretrain_mode {
             shapes::without_media(row)?;
         }
@@ -130,6 +135,7 @@ impl Recipe {
             }
         }
         self.unread(row, out);
+        out.unread.extend(others.iter().map(|key| format!("`{key}`")));
         Ok(outcome)
     }
 
@@ -140,6 +146,13 @@ impl Recipe {
         let text = format.reads_text() || shape.is_some_and(|shape| shape != Shape::Tokens);
         if text && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
+        }
+        if shape == Some(Shape::Completion) && present(row, "label").is_some_and(Value::is_boolean) {
+            return Err(
+                "has a `label`, true or false, next to its completion: the undesirable answers would be learned. \
+                        Use `objective: kto`, or remove the label"
+                    .into(),
+            );
         }
         if format.pretrain_mode {
             let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
@@ -295,6 +308,10 @@ impl Recipe {
             return Ok(Outcome::Dropped(Drop::NoAnswer));
         }
         let first = self.render(prompt, response, out)?;
+        if self.format.input_loss == InputLoss::All {
+            out.labels.iter_mut().zip(&out.ids).for_each(|(label, &id)| *label = id as i32);
+            return Ok(Outcome::Kept);
+        }
         Ok(if first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
     }
 
@@ -316,11 +333,19 @@ impl Recipe {
         let list = listed.and_then(|key| list(row.get(key)?, key).ok());
         let first = turns.len() - list.map_or(1, |list| list.len().max(1));
         let answers: Vec<usize> = (0..turns.len()).filter(|&i| by_assistant(&turns[i])).collect();
+        let switches = (0..turns.len()).map(|i| message::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
+        let switched = answers.iter().any(|&i| switches[i].is_some());
+        let whole = match self.format.input_loss {
+            InputLoss::None => false,
+            InputLoss::Conversations => keys.1.is_none() && completion.is_none(),
+            InputLoss::All => true,
+        };
+        if whole && !switched {
+            return self.rendered(row, &turns, chat, out);
+        }
         if answers.is_empty() {
             return Err("has no assistant message: there is nothing to train on".into());
         }
-        let switches = (0..turns.len()).map(|i| message::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
-        let switched = answers.iter().any(|&i| switches[i].is_some());
         let all_last = !multiturn && !switched;
         if let Some(other) = turns.last().filter(|turn| all_last && !by_assistant(turn)) {
             return Err(format!(
@@ -377,6 +402,23 @@ impl Recipe {
         };
         let first = self.learn(&all.text, &spans, out)?;
         Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
+    }
+
+    /// A conversation that is learned as it is rendered.
+    fn rendered(
+        &self,
+        row: &JsonRow,
+        turns: &[Value],
+        chat: &ChatTemplate,
+        out: &mut TokenizedRow,
+    ) -> RowResult<Outcome> {
+        let talk = talk(row, turns, chat)?;
+        let ends = turns.last().is_some_and(|turn| turn["role"] == "assistant");
+        let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
+        out.unread.extend(left_out(chat, row, turns, &all.text));
+        self.encode(&all.text, &mut out.ids)?;
+        out.labels.extend(out.ids.iter().map(|&id| id as i32));
+        Ok(Outcome::Kept)
     }
 
     /// The prompt and the response of a conversation whose messages from `first` on are the response.

@@ -14,13 +14,13 @@ use std::borrow::Cow;
 
 /// How a row is read whose fields no setting names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Shape {
+pub enum Shape {
     Tokens,
+    /// TRL's prompt with a completion: texts, or messages. Before messages, as in TRL.
+    Completion,
     Messages,
     Conversations,
     Instruction,
-    /// TRL's prompt with a completion: texts, or messages.
-    Completion,
     /// Last, as in TRL: next to any other, it is often a rendering of it.
     Text,
 }
@@ -34,29 +34,47 @@ pub(super) const VARIABLES: [&str; 3] = ["tools", "documents", "chat_template_kw
 impl Shape {
     const ALL: [(Shape, &[&str]); 6] = [
         (Shape::Tokens, &["input_ids", "labels", "attention_mask", MASKS[0], MASKS[1], MASKS[2], MASKS[3], MASKS[4]]),
+        (Shape::Completion, &["prompt", "completion", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Messages, &["messages", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Conversations, &["conversations", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Instruction, &["instruction", "output", "input", "system", "history"]),
-        (Shape::Completion, &["prompt", "completion", "system", VARIABLES[0], VARIABLES[1], VARIABLES[2]]),
         (Shape::Text, &["text"]),
     ];
 
     /// The first one that the keys of `row` fit. `chat`: a setting says that rows are conversations.
-    pub fn of(row: &JsonRow, chat: bool) -> Option<Shape> {
-        let given = |key: &str| present(row, key).is_some();
-        let fits = |shape: Shape| match shape {
-            Shape::Tokens | Shape::Text => !chat && given(shape.reads()[0]),
-            Shape::Messages | Shape::Conversations => given(shape.reads()[0]),
-            Shape::Instruction | Shape::Completion => both(row, [shape.reads()[0], shape.reads()[1]]),
-        };
-        Shape::ALL.into_iter().map(|(shape, _)| shape).find(|&shape| fits(shape))
+    pub(super) fn of(row: &JsonRow, chat: bool) -> Option<Shape> {
+        let known = |shape: Shape| !(chat && matches!(shape, Shape::Tokens | Shape::Text)) && shape.fits(row);
+        Shape::ALL.into_iter().map(|(shape, _)| shape).find(|&shape| known(shape))
+    }
+    /// The fields that it is recognized by.
+    fn keys(self) -> &'static [&'static str] {
+        let count = if matches!(self, Shape::Instruction | Shape::Completion) { 2 } else { 1 };
+        &self.reads()[..count]
+    }
+    fn fits(self, row: &JsonRow) -> bool {
+        self.keys().iter().all(|key| present(row, key).is_some())
+    }
+    /// The row without the fields that other shapes are recognized by, and their names.
+    pub(super) fn alone(self, row: &JsonRow) -> RowResult<(Cow<'_, JsonRow>, Vec<&'static str>)> {
+        if !self.fits(row) {
+            return Err(format!("has no `{}`, which `row_format` says", self.keys().join("` with `")));
+        }
+        let others = Shape::ALL.into_iter().filter(|(shape, _)| *shape != self && shape.fits(row));
+        let others = others.flat_map(|(shape, _)| shape.keys()).filter(|key| !self.reads().contains(key));
+        let others: Vec<&str> = others.copied().collect();
+        if others.is_empty() {
+            return Ok((Cow::Borrowed(row), others));
+        }
+        let mut row = row.clone();
+        row.retain(|key, _| !others.contains(&key.as_str()));
+        Ok((Cow::Owned(row), others))
     }
     /// The fields it reads, those it is recognized by first.
-    pub fn reads(self) -> &'static [&'static str] {
+    pub(super) fn reads(self) -> &'static [&'static str] {
         Shape::ALL.iter().find(|(shape, _)| *shape == self).map_or(&[], |(_, keys)| keys)
     }
     /// The fields that any of them reads.
-    pub fn all_read() -> impl Iterator<Item = &'static str> {
+    pub(super) fn all_read() -> impl Iterator<Item = &'static str> {
         Shape::ALL.into_iter().flat_map(|(_, keys)| keys.iter().copied())
     }
 }

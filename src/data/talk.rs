@@ -94,6 +94,13 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
         let Some(said) = turn["content"].as_str().map(str::trim).filter(|said| !said.is_empty()) else {
             return false;
         };
+        // What a tool says is often repeated by an answer.
+        if !["user", "assistant"].iter().any(|role| turn["role"] == *role) {
+            let texts = turns.iter().filter_map(|turn| turn["content"].as_str());
+            if text.matches(said).count() < texts.map(|text| text.matches(said).count()).sum() {
+                return true;
+            }
+        }
         // Texts follow one another, but for those that a template moves.
         match text[at..].find(said) {
             Some(found) => at += found + said.len(),

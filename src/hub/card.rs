@@ -29,7 +29,7 @@ pub(super) fn configs(card: &str) -> Result<Vec<CardConfig>, String> {
 
 /// The YAML between two lines of dashes at the beginning.
 fn header(card: &str) -> Option<&str> {
-    let card = card.trim_start_matches('\u{feff}');
+    let card = card.trim_start_matches('\u{feff}').trim_start(); // as huggingface_hub
     let rest = card.strip_prefix("---")?.trim_start_matches([' ', '\t', '\r']).strip_prefix('\n')?;
     let mut at = 0;
     for line in rest.split_inclusive('\n') {

@@ -274,3 +274,21 @@ fn closed_pipes() {
     assert_eq!((out.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
     assert!(stderr.contains("write standard output: No space left"), "{stderr}");
 }
+
+/// What a run writes replaces only files of its own kind: a slip of the hand would cost the data.
+#[test]
+fn files_that_are_none_of_ours_are_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = "{\"text\": \"a row of a data set\"}\n".repeat(20);
+    let path = dir.path().join("rows.jsonl");
+    std::fs::write(&path, &rows).unwrap();
+    let rows_path = path.to_str().unwrap();
+    for (flag, part) in [
+        ("--metrics-path", "is another file than --metrics-path writes"),
+        ("--memory-timeline", "is another file than --memory-timeline writes"),
+        ("--log-file", "the run reads"),
+    ] {
+        refused(&["--dataset", rows_path, flag, rows_path], &[flag, "rows.jsonl", part, "give another path"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), rows, "{flag}");
+    }
+}

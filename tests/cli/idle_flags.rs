@@ -242,6 +242,11 @@ fn inputs(dir: &Dir) -> PathBuf {
             json!({"messages": [user(1 + i % 5), answer("a"), user(1), answer("bc")]})
         }),
     );
+    let several = |i: usize| {
+        let turns = [message("user", "u".repeat(1 + i % 5)), message("assistant", "ab".into())];
+        json!({"messages": turns, "prompt": "p", "completion": "c".repeat(1 + i % 3)})
+    };
+    write("several.jsonl", &rows(&several));
     write("chat.jinja", "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}");
     write("other.jinja", "{% for m in messages %}{{ m.role[0] }}>{{ m.content }};{% endfor %}");
     write("lr.yaml", "optim: {weight_decay: 0.5}\n");

@@ -243,3 +243,26 @@ fn invalid_combinations_are_refused() {
     }
     assert_eq!(names(dir.path()), [""; 0]);
 }
+
+/// Adapters are of the weights that they were trained on; a run on others would train another model without a word.
+#[test]
+fn adapters_do_not_resume_on_another_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
+    for to in [&one, &other] {
+        fs::create_dir(to).unwrap();
+        for file in fs::read_dir(base()).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    let weights = other.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1; // an exponent's or a sign's bit
+    fs::write(&weights, bytes).unwrap();
+    let with = |more: &[&'static str]| [&TRAIN[..], &["--ckpt-dir", "ck"], more].concat();
+    run(dir.path(), &one, &with(&["--max-steps", "1"]));
+    let text = refused(dir.path(), &other, &with(&["--max-steps", "2", "--resume", "auto"]));
+    assert!(text.contains("holds adapters of another model than --pretrain"), "{text}");
+    run(dir.path(), &one, &with(&["--max-steps", "2", "--resume", "auto"]));
+}

@@ -223,6 +223,8 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
     let dir = work();
     let two =
         AXOLOTL.replace("lora_model_dir:", "lora_modules_to_save: [lm_head]").replace("adamw_bnb_8bit", "adopt_adamw");
+    let none = AXOLOTL.replace("adapter: qlora", "adapter: lora").replace("lora_r: 4\n", "");
+    refused(&dir, "ax.yml", &none, &["adapter is", "without lora_r"]);
     refused(&dir, "ax.yml", &two, &["lora_modules_to_save", "adapters are trained alone", "adopt_adamw"]);
     for (from, to, words) in [
         ("type: alpaca", "type: gpteacher", ["datasets[0].type", "alpaca, chat_template or completion"]),
@@ -231,6 +233,7 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
         ("fp16:", "fp17:", ["unknown key fp17", "fp16"]),
         ("weight_decay: 0.0", "rl: orpo", ["--rl orpo", "dpo, kto"]),
         ("pad_token", "eos_token", ["special_tokens.eos_token", "tokenizer"]),
+        ("weight_decay: 0.0", "peft_layers_to_transform: [0]", ["peft_layers_to_transform 0", "0 is the first"]),
     ] {
         refused(&dir, "ax.yml", &AXOLOTL.replace(from, to), &words);
     }
@@ -265,6 +268,81 @@ val_size: 0.1
 eval_strategy: steps
 eval_steps: 500
 ";
+
+/// A file that says which columns it reads is read so, whatever else its rows have; and TRL's have a loss on prompts.
+#[test]
+fn columns_of_a_file_win_over_other_columns() {
+    let dir = work();
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let row = json!({
+        "messages": [said("user", "mq"), said("assistant", "m1"), said("user", "mr"), said("assistant", "m2")],
+        "conversations": [{"from": "human", "value": "cq"}, {"from": "gpt", "value": "ca"}],
+        "instruction": "iq", "input": "", "output": "ia",
+    });
+    fs::write(dir.path("all.jsonl"), format!("{row}\n").repeat(12)).unwrap();
+    let info = json!({
+        "asks": {"file_name": "all.jsonl"},
+        "talks": {"file_name": "all.jsonl", "formatting": "sharegpt"},
+        "chats": {"file_name": "all.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}},
+    });
+    fs::write(dir.path("dataset_info.json"), info.to_string()).unwrap();
+    let axolotl = |entry: &str| AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry);
+    let factory = |name: &str| LLAMA_FACTORY.replace("asks,more", name).replace("cutoff_len: 64", "cutoff_len: 512");
+    let trl = "model_name_or_path: model\ndataset_name: all.jsonl\nlearning_rate: 1.0e-4\n\
+               per_device_train_batch_size: 2\noutput_dir: out\n";
+    let [mq, m1, mr, m2] = [("user", "mq"), ("assistant", "m1"), ("user", "mr"), ("assistant", "m2")]
+        .map(|(role, text)| format!("<|im_start|>{role}\n{text}<|im_end|>\n"));
+    let chat = [mq, m1, mr, m2].concat();
+    let answers = "m1<|im_end|>\nm2<|im_end|>";
+    for (text, expected) in [
+        (axolotl("- path: all.jsonl\n    type: alpaca"), "ia"),
+        (axolotl("- path: all.jsonl\n    type: sharegpt\n    field_messages: conversations"), "ca<|im_end|>"),
+        (axolotl("- path: all.jsonl\n    type: chat_template\n    field_messages: messages"), answers),
+        (factory("asks"), "ia<|im_end|>"),
+        (factory("talks"), "ca<|im_end|>"),
+        (factory("chats"), answers),
+        (factory("chats").replace("do_train: true", "train_on_prompt: true"), &chat),
+        (trl.to_string(), &chat),
+        (format!("{trl}assistant_only_loss: false\n"), &chat),
+        (format!("{trl}assistant_only_loss: true\n"), answers),
+    ] {
+        fs::write(dir.path("f.yml"), &text).unwrap();
+        let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}: {stderr}");
+        let line: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{text}: {e}: {out:?}"));
+        let learned = line["loss_text"].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
+        assert_eq!(learned.collect::<String>(), expected, "{text}: {line}");
+    }
+}
+
+/// Of a directory, an entry's split is read, not the training split; its files are relative to it.
+#[test]
+fn splits_of_a_directory_are_those_that_an_entry_names() {
+    let dir = work();
+    fs::create_dir(dir.path("rows")).unwrap();
+    for (name, count) in [("train", 40), ("test", 9)] {
+        let row = json!({"instruction": "a", "input": "", "output": name});
+        fs::write(dir.path(&format!("rows/{name}.jsonl")), format!("{row}\n").repeat(count)).unwrap();
+    }
+    for (entry, expected) in [
+        ("- path: rows\n    type: alpaca", "train"),
+        ("- path: rows\n    split: train\n    type: alpaca", "train"),
+        ("- path: rows\n    split: test\n    type: alpaca", "test"),
+        ("- path: rows\n    data_files: test.jsonl\n    type: alpaca", "test"),
+    ] {
+        fs::write(dir.path("f.yml"), AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry)).unwrap();
+        let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");
+        assert!(out.status.success(), "{entry}: {}", String::from_utf8_lossy(&out.stderr));
+        let line: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(line["loss_text"][0].as_str().unwrap().starts_with(expected), "{entry}: {line}");
+    }
+    let no = |entry: &str, words: &[&str]| {
+        refused(&dir, "f.yml", &AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry), words);
+    };
+    no("- path: rows\n    split: dev\n    type: alpaca", &["datasets[0].split is", "dev"]);
+    no("- path: rows\n    name: main\n    type: alpaca", &["datasets[0].name is", "data_files"]);
+}
 
 #[test]
 fn llama_factory_finds_its_data_sets_by_name() {

@@ -167,6 +167,9 @@ fn what_a_template_leaves_out_is_named_and_not_answered() {
     let talk = json!([say("developer", "be nice"), say("user", "q"), say("assistant", "a")]);
     let (made, _) = row(format(known), &json!({ "messages": talk }));
     assert_eq!(made.unread, ["developer messages (left out by the chat template)"]);
+    // So too where an answer repeats what is left out.
+    let quoted = json!({"messages": [say("user", "hi"), say("developer", "yes"), say("assistant", "yes, yes")]});
+    assert_eq!(row(format(known), &quoted).0.unread, ["developer messages (left out by the chat template)"]);
     assert!(row(format(TOOLS), &json!({ "messages": talk })).0.unread.is_empty());
     // A text in other words is not left out.
     let loud = known.replace("m.content", "m.content | upper");

@@ -14,18 +14,14 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
     let text = |key: &str| case[key].as_str().map(str::to_string);
     let on = |key: &str| case[key] == true;
     Format {
-        join_rows: false,
-        preferences: None,
         input_key: text("input_key"),
-        system_key: None,
         output_key: text("output_key"),
         input_template: text("input_template"),
         apply_chat_template: !case["template"].is_null(),
         multiturn: on("multiturn"),
         pretrain_mode: on("pretrain"),
-        skip_bad_rows: false,
         chat: case["template"].as_str().map(|name| template(name, tokenizer)),
-        tool_use: None,
+        ..Format::default()
     }
 }
 

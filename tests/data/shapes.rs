@@ -1,7 +1,7 @@
 //! JSON arrays, ShareGPT and Alpaca: equal rows give equal tokens in any file format, and errors name the row.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
-use flatshard::data::TokenizedRow;
+use flatshard::data::{InputLoss, PairKeys, Preferences, Shape, TokenizedRow};
 use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
@@ -59,6 +59,65 @@ fn sharegpt_rows_become_conversations() {
     assert_eq!(text(chat(), json!({"system": "be brief", "conversations": talk})), expected);
     let own = [vec![json!({"from": "system", "value": "be brief"})], talk.as_array().unwrap().clone()].concat();
     assert_eq!(text(chat(), json!({"system": "not this", "conversations": own})), expected);
+}
+
+/// TRL's SFT learns messages as they are rendered, and completions alone; other tools can learn all of any row.
+#[test]
+fn prompts_are_learned_where_that_is_asked_for() {
+    let turns = json!([message("user", "1+1?"), message("assistant", "2"), message("user", "sure?")]);
+    let rendered =
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n";
+    let with = |input_loss| Format { chat: chatml(), input_loss, ..Format::default() };
+    for input_loss in [InputLoss::Conversations, InputLoss::All] {
+        assert_eq!(learned(with(input_loss), json!({"messages": turns})), rendered);
+    }
+    // A message may still say that it has no loss.
+    let mut switched = turns.clone();
+    switched[1]["train"] = json!(true);
+    assert_eq!(learned(with(InputLoss::Conversations), json!({"messages": switched})), "2<|im_end|>\n");
+    let pair = json!({"prompt": [turns[0]], "completion": [turns[1]]});
+    assert_eq!(learned(with(InputLoss::Conversations), pair.clone()), "2<|im_end|>");
+    let whole = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n";
+    assert_eq!(learned(with(InputLoss::All), pair), whole);
+    let plain = |input_loss| Format { input_loss, ..Format::default() };
+    let text = json!({"prompt": "1+1=", "completion": "2"});
+    assert_eq!(learned(plain(InputLoss::Conversations), text.clone()), "2");
+    assert_eq!(learned(plain(InputLoss::All), text), "1+1=2");
+    let wrong = Format { preferences: Some(Preferences::Pairs(PairKeys::default())), ..plain(InputLoss::All) };
+    assert!(wrong.check().unwrap_err().to_string().contains("`train_on_inputs` has no place in preferences"));
+}
+
+/// What other fields a row has is named, and does not decide what is learned.
+#[test]
+fn a_row_of_several_formats_is_read_in_the_one_that_is_named() {
+    let row = json!({
+        "messages": [message("user", "mq"), message("assistant", "ma")],
+        "conversations": [{"from": "human", "value": "cq"}, {"from": "gpt", "value": "ca"}],
+        "instruction": "iq", "output": "ia", "prompt": "pq", "completion": "pa", "text": "t",
+    });
+    let read = |shape| {
+        let format = Format { shape, ..Format { chat: chatml(), ..Format::default() } };
+        let (mut out, recipe) = (TokenizedRow::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
+        recipe.row(row.as_object().unwrap(), &mut out).unwrap();
+        let learned: Vec<u32> = out.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
+        (Tokenizer::Bytes.decode(&learned), out.unread)
+    };
+    for (shape, expected) in [
+        (None, "pa"), // as in TRL
+        (Some(Shape::Messages), "ma<|im_end|>"),
+        (Some(Shape::Conversations), "ca<|im_end|>"),
+        (Some(Shape::Instruction), "ia"),
+        (Some(Shape::Completion), "pa"),
+        (Some(Shape::Text), "t"),
+    ] {
+        let (learned, unread) = read(shape);
+        assert_eq!(learned, expected, "{shape:?}");
+        let named = |key: &str| unread.contains(&format!("`{key}`"));
+        assert!(named("messages") != (shape == Some(Shape::Messages)), "{unread:?}");
+        assert!(named("instruction") != (shape == Some(Shape::Instruction)), "{unread:?}");
+    }
+    let fault = make(Format { shape: Some(Shape::Tokens), ..Format::default() }, row.clone()).unwrap_err();
+    assert!(fault.contains("has no `input_ids`, which `row_format` says"), "{fault}");
 }
 
 #[test]

@@ -149,7 +149,14 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
     // Dropout matters in training only, where the run's own setting applies.
     let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
     let lora = Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets };
-    if config.get("target_parameters").is_some_and(|value| is_set(value) && *value != fused(&lora)[0]) {
+    // Weights of modules have the tensors of modules.
+    let are_modules = |value: &Value| {
+        value
+            .as_array()
+            .is_some_and(|all| all.iter().all(|one| one.as_str().is_some_and(|one| one.ends_with(".weight"))))
+    };
+    let parameters = config.get("target_parameters").filter(|value| is_set(value) && !are_modules(value));
+    if parameters.is_some_and(|value| *value != fused(&lora)[0]) {
         return Err(format!("{}: adapters of parameters are not supported: {MERGE}", found("target_parameters")));
     }
     if let Some((key, what)) = REFUSED.iter().find(|(key, _)| config.get(*key).is_some_and(is_set)) {

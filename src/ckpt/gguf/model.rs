@@ -374,10 +374,18 @@ fn check(spec: &Spec) -> Result<()> {
     let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every);
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
+    let theta = spec.rope.as_ref().map(|rope| rope.theta);
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && spec.arch != Arch::Qwen2;
     let what = match spec.rope.as_ref().map(|rope| &rope.scaling) {
         _ if spec.experts.is_some() => Some("mixtures of experts".into()),
         None => Some("these models with learned positions".into()),
+        // The file of a Gemma 2 has no key for it, and that of a Gemma 3 a base alone for its windows.
+        Some(scaling) if spec.arch == Arch::Gemma2 && (*scaling != Scaling::None || theta != Some(10_000.0)) => {
+            Some("another rotation than the usual in a gemma2 model".into())
+        }
+        _ if spec.local_rope.as_ref().is_some_and(|local| local.scaling != Scaling::None) => {
+            Some(format!("scaled rotations of windows in a {} model", spec.arch.name()))
+        }
         Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
         Some(Scaling::Long { .. }) => Some(format!("longrope in a {} model", spec.arch.name())),
         Some(Scaling::Llama3 { .. }) if gemma => Some(format!("Llama 3's scaling in a {} model", spec.arch.name())),

@@ -6,7 +6,7 @@
 //!
 //! Contents are compared, not paths: each host may have its own copy of the data, the tokenizer and the initial model,
 //! anywhere, if the copies are identical. Directories that all ranks write to: `run/loop/shared.rs`.
-use crate::base::{Error, Result, open, printable};
+use crate::base::{Error, Result, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
@@ -18,7 +18,7 @@ use crate::run::plan::resume::ResumeFrom;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -58,8 +58,6 @@ const GIVEN: &str = "a value";
 const SHOWN: usize = 5;
 /// Characters shown of a value.
 const VALUE: usize = 200;
-/// Bytes hashed at the end of a weights file.
-const SAMPLE: u64 = 64 << 10;
 
 /// What is compared besides settings, and the remedy if it differs.
 const REMEDIES: [(&str, &str); 7] = [
@@ -123,7 +121,7 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
         Some(ResumeFrom { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
     };
-    let model = plan.settings.model.pretrain.as_deref().map(weights).transpose()?;
+    let model = plan.settings.model.pretrain.as_deref().map(ckpt::weights_hash).transpose()?;
     let prompts = plan.prompts.as_ref().map(|prompts| {
         let words = |row: &SamplePrompt| [&[row.tokens.len() as u32], &row.tokens[..]].concat();
         xxh3_64(bytemuck::cast_slice(&prompts.rows.iter().flat_map(words).collect::<Vec<u32>>()))
@@ -241,30 +239,6 @@ fn note(head: &[u8]) -> Option<&[u8]> {
     let at = head.windows(8).position(|w| w == b"\x03\0\0\0GNU\0")?;
     let size = u32::from_le_bytes(head.get(at.checked_sub(4)?..at)?.try_into().ok()?) as usize;
     head.get(at + 8..at + 8 + size)
-}
-
-/// Hash of a model directory: its config.json, and names, sizes and last bytes of its weights files. Hashing the files
-/// in full would take as long as loading the model.
-fn weights(dir: &Path) -> Result<u64> {
-    let hashed = || -> std::io::Result<u64> {
-        let mut names: Vec<_> =
-            std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
-        names.retain(|name| Path::new(name).extension().is_some_and(|e| e == "safetensors" || e == "gguf"));
-        names.sort();
-        let mut hash = Xxh3::new();
-        hash.update(&open::read(&dir.join("config.json"))?);
-        for name in names {
-            let mut file = open::file(&dir.join(&name))?;
-            let len = file.seek(SeekFrom::End(0))?;
-            file.seek(SeekFrom::Start(len.saturating_sub(SAMPLE)))?;
-            let mut end = Vec::new();
-            file.read_to_end(&mut end)?;
-            hash.update(format!("{name:?} {len}\n").as_bytes());
-            hash.update(&end);
-        }
-        Ok(hash.digest())
-    };
-    hashed().map_err(|e| Error::io("read", dir, e))
 }
 
 #[cfg(test)]

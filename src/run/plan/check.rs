@@ -13,6 +13,9 @@ use crate::run::plan::restarts::Restarts;
 use crate::run::plan::resume;
 use crate::run::plan::save::{self, SaveOptions};
 use crate::run::settings::Settings;
+use crate::run::trace::memory::TIMELINE;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A merge reads a model and an adapter and writes a model; an export reads a model alone.
@@ -53,11 +56,54 @@ pub fn outputs(s: &Settings) -> Result<()> {
     for (flag, path) in files {
         path.as_deref().map_or(Ok(()), |path| file(flag, path))?;
     }
+    for (flag, path, begins) in [
+        ("--metrics-path", &s.run.metrics_path, "{\"event\":"),
+        ("--memory-timeline", &s.trace.memory_timeline, TIMELINE),
+    ] {
+        path.as_deref().map_or(Ok(()), |path| replaceable(flag, path, begins))?;
+    }
+    s.watch.log_file.as_deref().map_or(Ok(()), |path| is_no_input(s, "--log-file", path))?;
     if let Some(path) = &c.save_gguf {
         ckpt::gguf::check_file(path, c.overwrite == Some(true))?;
     }
     export(s, "--save-hf", &c.save_hf, &None)?;
     export(s, "--save-adapter", &c.save_adapter, &c.save_hf)
+}
+
+/// A file that is there already is replaced only by one of its kind, which `begins` so: it could be the run's own data.
+fn replaceable(flag: &str, path: &Path, begins: &str) -> Result<()> {
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    if !path.is_file() {
+        return Ok(()); // a pipe, whose reader must not lose its beginning
+    }
+    let mut beginning = Vec::new();
+    file.take(begins.len() as u64)
+        .read_to_end(&mut beginning)
+        .map_err(|e| Error::input(format!("{flag} {}: {e}", path.display())))?;
+    match begins.as_bytes().starts_with(&beginning) {
+        true => Ok(()),
+        false => Err(Error::input(format!(
+            "{flag} {}: is another file than {flag} writes, and is never overwritten; give another path",
+            path.display()
+        ))),
+    }
+}
+
+/// A file that grows is none that the run reads.
+fn is_no_input(s: &Settings, flag: &str, path: &Path) -> Result<()> {
+    let named = [&s.data.dataset, &s.data.eval_dataset, &s.objective.rollouts];
+    let files = named.into_iter().flatten().flatten().map(PathBuf::from);
+    let models = [&s.model.pretrain, &s.objective.ref_pretrain, &s.objective.teacher, &s.lora.merge];
+    let within = |dir: &&PathBuf| path.exists() && path.parent().is_some_and(|parent| ckpt::same_place(parent, dir));
+    let read = files.into_iter().find(|file| file.exists() && ckpt::same_place(path, file));
+    match read.or(models.into_iter().flatten().find(within).cloned()) {
+        None => Ok(()),
+        Some(input) => Err(Error::input(format!(
+            "{flag} {}: the run reads {}, which is never written to; give another path",
+            path.display(),
+            input.display()
+        ))),
+    }
 }
 
 /// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from.

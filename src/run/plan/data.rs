@@ -3,14 +3,16 @@ use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::comm::env;
-use crate::data::{Cache, ChatTemplate, DataOptions, Dataset, Format, LoaderOptions, Tokenizer, tokenizer};
+use crate::data::{
+    Cache, ChatTemplate, DataOptions, Dataset, Format, InputLoss, LoaderOptions, Shape, Tokenizer, tokenizer,
+};
 use crate::nn::Spec;
 use crate::run::plan::objective;
 use crate::run::rollouts::{self, PromptFile};
-use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::tasks::MAX_TEXT;
 use crate::run::settings::value::set;
+use crate::run::settings::{InputLossName, RowFormatName, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -121,12 +123,25 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     };
     Ok(Format {
         preferences: None,
+        shape: d.row_format.map(|name| match name {
+            RowFormatName::Messages => Shape::Messages,
+            RowFormatName::Conversations => Shape::Conversations,
+            RowFormatName::Alpaca => Shape::Instruction,
+            RowFormatName::PromptCompletion => Shape::Completion,
+            RowFormatName::Text => Shape::Text,
+            RowFormatName::Tokens => Shape::Tokens,
+        }),
         input_key: d.input_key.clone(),
         output_key: d.output_key.clone(),
         system_key: d.system_key.clone(),
         input_template: d.input_template.clone(),
         apply_chat_template: on(d.apply_chat_template),
         multiturn: on(d.multiturn),
+        input_loss: match d.train_on_inputs {
+            None | Some(InputLossName::Off) => InputLoss::None,
+            Some(InputLossName::Conversations) => InputLoss::Conversations,
+            Some(InputLossName::On) => InputLoss::All,
+        },
         pretrain_mode: on(d.pretrain_mode),
         join_rows: on(d.join_rows),
         skip_bad_rows: on(d.skip_bad_rows),

@@ -53,6 +53,8 @@ pub mod check;
 pub mod facts;
 /// The whole plan of a training run.
 pub mod training;
+/// What checkpoints, metrics and `--print-config` say of a plan.
+mod record;
 /// Available and held memory, from the kernel.
 pub mod memory;
 /// Whether the plan fits on this host.

@@ -3,18 +3,22 @@ use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
-use crate::nn::{Decoder, Spec};
+use crate::nn::{Arch, Decoder, Spec, is_adapter};
 use crate::run::generate::prompts::{self, PromptField};
+use crate::run::plan::resume::ResumeFrom;
 use crate::run::rollouts;
 use crate::run::settings::value::set;
 use crate::run::settings::{LossName, ObjectiveName, Settings};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
+
+/// Key in `data` of the trainer state: what identifies the model that adapters are of.
+const BASE: &str = "base_weights";
 
 pub fn objective(s: &Settings) -> Result<Objective> {
     let o = &s.objective;
@@ -252,6 +256,40 @@ pub fn inspect(s: &Settings, engine: &EngineOptions) -> Result<()> {
         (Some(Teaching { spec, .. }), Some(dir)) => {
             ckpt::inspect_model(dir, spec, Decoder::new(spec.clone())?.layouts())
         }
+        _ => Ok(()),
+    }
+}
+
+/// What identifies the models that a checkpoint of the run does not hold, for its trainer state.
+pub fn models(s: &Settings) -> Result<Map<String, Value>> {
+    let base = s.model.pretrain.as_deref().filter(|_| s.lora.rank.is_some());
+    let reference = reference_dir(s).filter(|_| s.objective.has_reference());
+    let all = [(BASE, base), ("reference_weights", reference), ("teacher_weights", s.objective.teacher.as_deref())];
+    let given = all.into_iter().filter_map(|(name, dir)| Some((name, dir?)));
+    given.map(|(name, dir)| Ok((name.into(), format!("{:016x}", ckpt::weights_hash(dir)?).into()))).collect()
+}
+
+/// What a person who shares the run's adapters should know.
+pub fn unread_by_peft(decoder: &Decoder) -> Option<String> {
+    let mut experts = decoder.layouts().iter().filter(|layout| layout.experts).flat_map(|layout| &layout.segments);
+    let lost = decoder.spec().arch == Arch::NemotronH && experts.any(is_adapter);
+    lost.then(|| {
+        "adapters of nemotron_h's experts: PEFT 0.21 leaves them out without a word when it loads them; `flatshard merge` and \
+         --save-hf merge them"
+            .into()
+    })
+}
+
+/// Refuses adapters in the checkpoint of `resume` that were trained on other weights.
+pub fn same_base(s: &Settings, resume: &ResumeFrom, models: &Map<String, Value>) -> Result<()> {
+    let (then, now) = (resume.state.data.get(BASE), models.get(BASE));
+    match (&s.model.pretrain, then.zip(now)) {
+        (Some(dir), Some((then, now))) if then != now => Err(Error::input(format!(
+            "{}: holds adapters of another model than --pretrain {}, whose weights differ: give the model that they were \
+             trained on, or another --ckpt-dir",
+            resume.dir.display(),
+            dir.display()
+        ))),
         _ => Ok(()),
     }
 }

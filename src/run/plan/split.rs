@@ -29,6 +29,7 @@ impl EvalSplit {
         let eval = s.data.eval_dataset.is_some();
         let usual = match s.data.held_out {
             Some(share) => held_out_share(dataset, share),
+            None if s.run.eval == Some(false) => held_out_share(dataset, 0.0),
             None => held_out(dataset, shuffle, s.task.is_some()),
         };
         let fresh =

@@ -9,21 +9,20 @@ use super::ranks::RankPlan;
 use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
-use super::split::{self, EvalSplit};
+use super::split::EvalSplit;
 use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, objective, schedule, wandb};
-use crate::base::{CATEGORIES, Category, DType, Error, Result};
-use crate::ckpt::{self, Evaluations, TrainerState};
-use crate::comm::MeshSizes;
+use crate::base::{Category, Error, Result};
+use crate::ckpt::{self, Evaluations};
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::engine::{EngineOptions, SamplerSize};
 use crate::nn::{Decoder, Segment};
-use crate::optim::{Rule, Schedule};
+use crate::optim::Schedule;
 use crate::run::settings::hub::HubNames;
 use crate::run::settings::tasks::RunTask;
 use crate::run::settings::*;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,6 +47,8 @@ pub struct Plan {
     pub save: SaveOptions,
     pub restarts: Restarts,
     pub profile: Option<Profile>,
+    /// What identifies the models that checkpoints do not hold.
+    pub models: Map<String, Value>,
 }
 
 /// Parameters, and bytes per rank.
@@ -81,6 +82,7 @@ pub struct SettledPlan {
     largest_group: usize,
     prompts: Option<SamplePrompts>,
     samples: Option<SamplerSize>,
+    models: Map<String, Value>,
 }
 
 impl Plan {
@@ -144,6 +146,7 @@ impl Plan {
             knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
         }
         let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
+        s.notes.extend(objective::unread_by_peft(&decoder));
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
         let samples = |most| sampler_size(&s, prompts.as_ref(), &ranks.mesh, most);
         let engine = live::sampling_within_budget(&s, engine, &samples, |engine: &EngineOptions| {
@@ -165,6 +168,8 @@ impl Plan {
         ranks.planned = size.on_device();
         check::room(&s, size.params, size.trainable)?;
         let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
+        let models = objective::models(&s)?;
+        resume.as_ref().map_or(Ok(()), |resume| objective::same_base(&s, resume, &models))?;
         // Checkpoints of adapters hold only adapters: the base model is always read from its own directory.
         if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
             ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
@@ -198,8 +203,20 @@ impl Plan {
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
         let (task, hub, largest_group, samples) = (s.task.clone(), s.hub.clone(), s.largest_group, engine.samples);
-        let settled =
-            SettledPlan { settings: s, ranks, size, live, resume, split, task, hub, largest_group, prompts, samples };
+        let settled = SettledPlan {
+            settings: s,
+            ranks,
+            size,
+            live,
+            resume,
+            split,
+            task,
+            hub,
+            largest_group,
+            prompts,
+            samples,
+            models,
+        };
         let plan = Plan::derive(settled, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
@@ -219,6 +236,7 @@ impl Plan {
             largest_group: self.settings.largest_group,
             prompts: self.prompts.clone(),
             samples: self.engine.samples,
+            models: self.models.clone(),
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
@@ -240,7 +258,7 @@ impl Plan {
         Plan::derive(settled, tokenizer, engine, data)
     }
     fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
-        let SettledPlan { settings: s, ranks, size, live, resume, split, prompts, .. } = settled;
+        let SettledPlan { settings: s, ranks, size, live, resume, split, prompts, models, .. } = settled;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,
@@ -257,6 +275,7 @@ impl Plan {
             dataset: data.train,
             eval: data.eval,
             prompts,
+            models,
         })
     }
 
@@ -320,77 +339,6 @@ impl Plan {
     pub fn evaluated(&self) -> &Arc<Dataset> {
         self.eval.as_ref().unwrap_or(&self.dataset)
     }
-    /// The progress of the run, as recorded in checkpoints.
-    pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
-        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
-        let (o, s) = (&self.settings.optim, &self.schedule);
-        let mut schedule = object(json!({
-            "kind": o.lr_scheduler,
-            "lr": s.peak,
-            "warmup_steps": s.warmup,
-            "warmup_type": o.warmup_type,
-            "total_steps": s.total,
-            "grad_clip": o.grad_clip,
-        }));
-        schedule.extend(o.warmup_ratio.map(|ratio| (schedule::RATIO.into(), ratio.into())));
-        let mut data = object(json!({
-            "dataset": self.dataset.report().what,
-            "rows": self.dataset.rows(),
-            "max_len": self.dataset.max_len(),
-            "fingerprint": self.dataset.fingerprint_text(),
-            (split::HELD_OUT): self.split.recorded(),
-            "shuffle": self.settings.data.shuffle,
-            "packing_samples": self.settings.data.packing_samples,
-            "batch_size": self.settings.batch.batch_size,
-            "grad_accum": self.settings.batch.grad_accum,
-        }));
-        if self.dataset.kind().is_judged() {
-            data.insert("objective".into(), json!(self.settings.objective.objective));
-            data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
-        }
-        if !self.settings.hub.commits.is_empty() {
-            data.insert(resume::HUB.into(), json!(self.settings.hub.commits));
-        }
-        data.extend(self.dataset.shares().map(|shares| ("weights".into(), shares.into())));
-        TrainerState {
-            step,
-            samples_consumed,
-            trained_tokens,
-            optimizer_steps: 0, // set by the checkpointer
-            seed: self.engine.seed,
-            rng: "philox4x32-10".into(),
-            optimizer: object(match self.engine.rule {
-                Rule::AdamW { moments, .. } => {
-                    let mut all = json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps,
-                        "weight_decay": o.weight_decay});
-                    // Checkpoints are f32: a run that stores another dtype converts them, and reports the difference.
-                    for (key, dtype) in [("moments_dtype", moments), ("master_dtype", self.engine.strategy.masters())] {
-                        if dtype != DType::F32 {
-                            all[key] = json!(if dtype == DType::U8 { "8bit" } else { dtype.name() });
-                        }
-                    }
-                    all
-                }
-                Rule::Muon { .. } => {
-                    json!({"kind": self.engine.rule.name(), "momentum": o.muon_momentum, "ns_steps": o.muon_ns_steps,
-                        "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
-                }
-                Rule::Sgd { .. } => {
-                    json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
-                }
-            }),
-            schedule,
-            scaler: None, // set by the loop
-            world: self.ranks.mesh.world(),
-            strategy: self.engine.strategy.name().into(),
-            precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
-            data,
-            evaluations: None,
-            rollouts: None, // set by the loop
-            run: None,      // set by the checkpointer
-        }
-    }
-
     /// Micro-batches have the same shape in each step and on each rank: rows have one length, or sequences are filled
     /// up; and no rank gets the rows of its experts from others, which choose how many.
     pub fn static_shapes(&self) -> bool {
@@ -404,56 +352,5 @@ impl Plan {
             && packing
             && self.dataset.has_rows_of_its_own()
             && !self.dataset.kind().is_judged()
-    }
-
-    pub fn mesh_json(&self) -> Value {
-        let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = self.ranks.mesh;
-        let mut mesh = json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp});
-        if ep > 1 {
-            mesh["ep"] = json!(ep);
-        }
-        mesh
-    }
-    pub fn planned_json(&self) -> Value {
-        let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
-            let (_, bytes) = self.size.planned.iter().find(|(c, _)| c == category)?;
-            Some((name.to_string(), json!(bytes)))
-        });
-        let mut map: serde_json::Map<String, Value> = by_name.collect();
-        map.insert("total".into(), json!(self.size.on_device()));
-        Value::Object(map)
-    }
-
-    /// The resolved settings, without null values; names of the hub have their commit.
-    pub fn config_json(&self) -> Value {
-        let mut config = json!(self.settings);
-        for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
-            if let Some(section) = section.as_object_mut() {
-                section.retain(|_, value| !value.is_null());
-            }
-        }
-        self.settings.hub.restore(&mut config);
-        config
-    }
-
-    /// The output of `--print-config`: a file that `--config` accepts, with the plan next to the settings.
-    pub fn print(&self) -> Result<String> {
-        let mut config = self.config_json();
-        config["plan"] = json!({
-            "strategy": self.engine.strategy.name(),
-            "world_size": self.ranks.mesh.world(),
-            "mesh": self.mesh_json(),
-            "params": self.size.params,
-            "trainable_params": self.size.trainable,
-            "steps": self.steps(),
-            "tokens_per_step": self.tokens_per_step()?,
-            "dataset": self.dataset.report().to_string(),
-            "eval_dataset": self.eval.as_ref().map(|eval| eval.report().to_string()),
-            "resume": self.resume.as_ref().map(|r| &r.dir),
-            "max_live_parameters": self.live,
-            "texts_at_once": self.engine.samples.map(|size| size.texts),
-            "planned_bytes": self.planned_json(),
-        });
-        serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
     }
 }

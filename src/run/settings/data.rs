@@ -1,4 +1,5 @@
 //! Which samples a run reads, and how they become sequences. Never opens a data set.
+use super::names::{InputLossName, RowFormatName};
 use super::value::{bytes, count, number, numbers, one_or_many, set};
 use crate::base::Result;
 use serde::{Deserialize, Serialize};
@@ -29,13 +30,17 @@ pub struct DataSettings {
     #[arg(long, value_name = "SPLIT")]
     pub eval_split: Option<String>,
     /// Rows to hold out for evaluation: a fraction below 1, or a number of rows, of each data set [default: 1 %, from 8
-    /// to 256 rows]
+    /// to 256 rows; with --no-eval none]
     #[arg(long, value_name = "FRACTION|ROWS")]
     pub held_out: Option<f64>,
     /// Tokenizer: a tokenizer.json, a directory or a name of the hub that holds one, or `bytes`; token ids need none
     /// [default: the one in pretrain, else bytes]
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
+    /// Which fields are read where a row has those of several formats [default: tokens, then prompt and completion,
+    /// messages, conversations, Alpaca's, text]
+    #[arg(long)]
+    pub row_format: Option<RowFormatName>,
     /// Row field with the prompt, or with the messages when using a chat template [default: messages or conversations]
     #[arg(long, value_name = "KEY")]
     pub input_key: Option<String>,
@@ -51,6 +56,9 @@ pub struct DataSettings {
     /// Train on every assistant message instead of only the last; implies the chat template
     #[arg(long)]
     pub multiturn: Option<bool>,
+    /// Loss on every token of a row, not on answers alone; conversations: of rows with messages, as in TRL
+    #[arg(long)]
+    pub train_on_inputs: Option<InputLossName>,
     /// Chat template: the name of one of the tokenizer's, a file, or Jinja text; saved models hold it
     /// [default: the tokenizer's]
     #[arg(long, value_name = "NAME|FILE|TEXT")]
@@ -101,7 +109,7 @@ impl DataSettings {
         self.cache_bytes()?;
         let weights = self.dataset_weights.iter().flatten();
         weights.copied().try_for_each(|w| number("dataset_weights", Some(w), |w| w > 0.0, "above 0"))?;
-        let whole = |x: f64| x > 0.0 && (x < 1.0 || x.fract() == 0.0);
+        let whole = |x: f64| x >= 0.0 && (x < 1.0 || x.fract() == 0.0);
         number("held_out", self.held_out, whole, "a fraction of the rows below 1, or a number of them")?;
         count("max_len", self.max_len)
     }

@@ -26,6 +26,7 @@ names!(
 );
 names!(enum ArchName, "snake_case", Llama, Gpt);
 names!(enum ObjectiveName, "snake_case", Sft, Dpo, Rm, Kto, Grpo, Distill);
+names!(enum RowFormatName, "snake_case", Messages, Conversations, Alpaca, PromptCompletion, Text, Tokens);
 names!(enum LossName, "snake_case", Grpo, Dapo, DrGrpo);
 names!(enum OptimizerName, "snake_case", Adamw, Adamw8bit, Sgd, Muon);
 names!(enum SchedulerName, "snake_case", Constant, Linear, Cosine, CosineWithMinLr);
@@ -82,6 +83,7 @@ enum Mode {
     Name(String),
 }
 modes!(enum CheckpointName, Off, Full, Selective);
+modes!(enum InputLossName, Off, On, Conversations);
 modes!(enum OffloadName, Off, Parameters, Gradients, Optimizer);
 
 impl CommName {

@@ -15,6 +15,9 @@ use std::time::Instant;
 /// Detailed steps if none are profiled: the first allocates lazily created buffers, the second is like all others.
 const DETAILED: u64 = 2;
 
+/// What a file begins with.
+pub const TIMELINE: &str = "rank,time_s";
+
 pub struct MemoryTimeline {
     history: History,
     path: PathBuf,
@@ -76,10 +79,8 @@ impl MemoryTimeline {
             std::fs::create_dir_all(dir).map_err(failed)?;
         }
         let names: Vec<&str> = CATEGORIES.iter().map(|(_, name)| *name).collect();
-        let mut text = format!(
-            "rank,time_s,step,phase,layer,{},total,weights_in_use,grads_in_use,saved_in_use\n",
-            names.join(",")
-        );
+        let mut text =
+            format!("{TIMELINE},step,phase,layer,{},total,weights_in_use,grads_in_use,saved_in_use\n", names.join(","));
         let (origin, rows) = self.history.all();
         rows.iter().for_each(|row| self.line(&mut text, origin, row));
         std::fs::write(path, text).map_err(failed)

@@ -12,9 +12,13 @@ const RISEN: (f64, f64) = (1.5, 0.5);
 /// A learning rate this many times the task's default, or this small a part of it, is far from it.
 const FAR: f64 = 10.0;
 
+/// Log-probabilities of the policy that sampled them differ by rounding alone: by less than this, in any engine.
+const OTHER_POLICY: f64 = 1.0;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
     Rate,
+    Policy,
     Uniform,
     Risen,
 }
@@ -53,6 +57,18 @@ impl Health {
         };
         let text = || format!("lr {lr} is {times:.2} times the default of a {}, {}: {far}", task.name, task.lr);
         self.say(Sign::Rate, text)
+    }
+
+    /// Compares log-probabilities of recorded rollouts, at the first step, with this model's: the largest difference.
+    pub fn recorded(&mut self, mismatch: f64) -> Option<&str> {
+        let differs = mismatch > OTHER_POLICY;
+        let text = || {
+            format!(
+                "log-probabilities in the rollouts differ by up to {mismatch:.2} from this model's: another model \
+                 sampled them, or this one at another --temperature"
+            )
+        };
+        if differs { self.say(Sign::Policy, text) } else { None }
     }
 
     /// A step was taken.
@@ -109,6 +125,14 @@ mod tests {
         assert_eq!(health.warnings().len(), 1);
         let mut learning = Health::new(5.5);
         (0..3 * STUCK).for_each(|_| assert_eq!(learning.step(5.51, 0.3), None));
+    }
+
+    #[test]
+    fn rollouts_of_another_policy_are_said_once() {
+        let mut health = Health::new(5.5);
+        assert_eq!(health.recorded(0.3), None);
+        assert!(health.recorded(2.76).unwrap().contains("differ by up to 2.76"));
+        assert_eq!(health.recorded(2.76), None);
     }
 
     #[test]

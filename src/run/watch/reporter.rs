@@ -15,7 +15,7 @@ use super::progress::{Progress, duration};
 use super::report;
 use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
-use crate::base::{Error, Result, printable};
+use crate::base::{DType, Error, Result, printable};
 use crate::ckpt::{self, Evaluations, SavedCheckpoint};
 use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
@@ -293,8 +293,12 @@ impl<'a> Reporter<'a> {
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
         // Losses of rollouts are about 0, however well the policy does.
-        let judged = report.rollouts.is_none();
-        let sign = judged.then(|| self.health.step(report.loss, report.grad_norm.into())).flatten().map(str::to_string);
+        let sign = match &report.rollouts {
+            Some(means) if number == 1 => self.health.recorded(means.logprob_mismatch),
+            Some(_) => None,
+            None => self.health.step(report.loss, report.grad_norm.into()),
+        };
+        let sign = sign.map(str::to_string);
         if let Some(sign) = sign {
             self.say(LogLevel::Warn, format_args!("step {number}: {sign}"));
         }
@@ -380,18 +384,20 @@ impl<'a> Reporter<'a> {
     pub fn trained(&mut self, exported: &[SavedCheckpoint]) {
         self.progress.iter_mut().for_each(Progress::finish);
         let settings = &self.plan.settings;
-        let merged = match self.plan.engine.tuning.lora.is_some() {
-            true if settings.lora.load_in_4bit == Some(true) => {
-                "  (adapters merged into the 4-bit weights they were trained on)"
+        let merged = match (self.plan.engine.tuning.lora.is_some(), self.plan.engine.strategy.dtype()) {
+            (false, _) => String::new(),
+            _ if settings.lora.load_in_4bit == Some(true) => {
+                "  (adapters merged into the 4-bit weights they were trained on)".into()
             }
-            true => "  (adapters merged)",
-            false => "",
+            (true, DType::F32) => "  (adapters merged)".into(),
+            // Which may be a rounding of what --pretrain holds.
+            (true, dtype) => format!("  (adapters merged into the {} weights they were trained on)", dtype.name()),
         };
         for saved in exported {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));
             let is_adapter =
                 settings.checkpoint.save_adapter.as_ref().is_some_and(|dir| ckpt::same_place(dir, &saved.path));
-            let merged = if is_adapter { "" } else { merged };
+            let merged = if is_adapter { "" } else { &merged };
             self.say(LogLevel::Info, format_args!("export  {size}  {path}{merged}"));
         }
     }

@@ -22,6 +22,9 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
             "chat_template" => template(&tree, value, out)?,
             "chat_template_jinja" => {}
+            "adapter" if value == "lora" && tree.get("lora_r").is_none_or(Value::is_null) => {
+                return Err(out.refuse(key, value, "without lora_r, the rank of the adapters; add lora_r"));
+            }
             "plugins" => plugins(value, out)?,
             "val_set_size"
                 if value.as_f64() == Some(0.0) && tree.get("test_datasets").is_some_and(|sets| !sets.is_null()) =>
@@ -201,7 +204,10 @@ fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Re
     let field = |key: &str| body[key].as_str();
     match kind {
         None => Ok(()),
-        Some(RowKind::Alpaca) => out.set("apply_chat_template", json!(false), &format!("{at}.type")),
+        Some(RowKind::Alpaca) => {
+            out.agree("row_format", json!("alpaca"));
+            out.set("apply_chat_template", json!(false), &format!("{at}.type"))
+        }
         Some(RowKind::Completion) => {
             out.set("pretrain_mode", json!(true), &format!("{at}.type"))?;
             out.set("join_rows", json!(true), &format!("{at}.type"))?;
@@ -218,7 +224,11 @@ fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Re
             }
             out.set("multiturn", json!(true), &format!("{at}.type"))?;
             match messages {
-                "messages" | "conversations" => Ok(()),
+                "messages" if field("field_messages").is_none() => Ok(()),
+                "messages" | "conversations" => {
+                    out.agree("row_format", json!(messages));
+                    Ok(())
+                }
                 other => out.set("input_key", json!(other), &format!("{at}.field_messages")),
             }
         }

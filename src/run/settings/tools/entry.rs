@@ -1,6 +1,7 @@
 //! A data set of another tool's list, as what `--dataset` takes. Never opens it.
 use super::rewriting::Rewriting;
-use crate::base::Result;
+use crate::base::{Result, quote};
+use crate::data::corpus;
 use serde_json::Value;
 use std::path::Path;
 
@@ -23,13 +24,30 @@ impl DataPlace {
             let why = "a split is read whole: set --max-samples, or write the rows to a file";
             return Err(out.refuse(&format!("{at}.split"), &Value::from(split.as_str()), why));
         }
+        let dir = Path::new(&self.path);
         if !self.files.is_empty() {
-            return Ok(self.files);
-        }
-        if Path::new(&self.path).exists() {
-            return Ok(vec![self.path]);
+            // As in the library `datasets`, they are relative to the directory.
+            let within = |file: String| match dir.join(&file) {
+                path if !Path::new(&file).exists() && path.exists() => path.display().to_string(),
+                _ => file,
+            };
+            return Ok(self.files.into_iter().map(within).collect());
         }
         let subset = self.subset.filter(|name| name != "default");
+        if dir.exists() {
+            if let Some(subset) = &subset {
+                let why = "a directory has no configurations: name the files with data_files";
+                return Err(out.refuse(&format!("{at}.name"), &Value::from(subset.as_str()), why));
+            }
+            return match self.split.filter(|split| dir.is_dir() && split != "train") {
+                None => Ok(vec![self.path]),
+                Some(split) => {
+                    let files = corpus::of_split(dir, &split);
+                    let files = files.map_err(|e| out.fault(format!("{at}.split is {}: {e}", quote(&split))))?;
+                    Ok(files.iter().map(|file| file.display().to_string()).collect())
+                }
+            };
+        }
         let (revision, split) = (self.revision, self.split.filter(|split| split != "train"));
         let mut name = self.path;
         name.extend(revision.iter().flat_map(|revision| ["@", revision]));

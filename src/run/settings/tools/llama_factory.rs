@@ -47,8 +47,12 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     if given("finetuning_type").is_none() {
         out.set("finetuning_type", json!("lora"), "finetuning_type")?; // LLaMA-Factory's default
     }
-    // So are these: twice the rank, and a loss on every answer.
-    if given("lora_alpha").is_none() && given("finetuning_type").is_none_or(|kind| kind == "lora") {
+    // So are these: twice the rank, adapters of all matrices, and a loss on every answer.
+    let adapts = given("finetuning_type").is_none_or(|kind| kind == "lora");
+    if given("lora_target").is_none() && adapts {
+        out.set("lora_target", json!("all"), "lora_target")?;
+    }
+    if given("lora_alpha").is_none() && adapts {
         let rank = given("lora_rank").and_then(Value::as_u64).unwrap_or(8);
         out.set("lora_alpha", json!(2 * rank), "lora_alpha")?;
     }
@@ -57,6 +61,7 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         if given("packing") != Some(&json!(false)) {
             out.set("join_rows", json!(true), "stage")?;
         }
+        out.tree.shift_remove("row_format"); // texts have no other fields
         ["packing", "neat_packing"].into_iter().for_each(|key| out.without_packing(key));
     }
     let learns_text = ["train_on_prompt", "mask_history"].into_iter().any(|key| given(key).is_some());
@@ -219,10 +224,20 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
         return out.set("rejected_key", json!(column("rejected").unwrap_or("rejected")), at);
     }
     match (talks, prompt, column("response")) {
-        (true, Some("messages" | "conversations"), _) | (false, None, None) => Ok(()),
+        (true, Some(messages @ ("messages" | "conversations")), _) => {
+            out.agree("row_format", json!(messages));
+            Ok(())
+        }
+        (false, None, None) => {
+            out.agree("row_format", json!("alpaca"));
+            Ok(())
+        }
         (true, Some(messages), _) => out.set("input_key", json!(messages), at),
         // As Alpaca's fields, with the input.
-        (false, None | Some("instruction"), None | Some("output")) if column("query").is_some() => Ok(()),
+        (false, None | Some("instruction"), None | Some("output")) if column("query").is_some() => {
+            out.agree("row_format", json!("alpaca"));
+            Ok(())
+        }
         (false, prompt, response) => {
             out.set("input_key", json!(prompt.unwrap_or("instruction")), at)?;
             response.map_or(Ok(()), |response| out.set("output_key", json!(response), at))

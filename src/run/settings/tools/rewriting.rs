@@ -37,6 +37,11 @@ impl<'a> Rewriting<'a> {
             }
         }
     }
+    /// Sets a key of ours that data sets may differ in: then rows are read by their fields.
+    pub fn agree(&mut self, key: &str, value: Value) {
+        let differs = self.tree.get(key).is_some_and(|other| *other != value);
+        self.tree.insert(key.into(), if differs { Value::Null } else { value });
+    }
     /// Takes out a key that asks for packing: a stream has no rows to pack.
     pub fn without_packing(&mut self, key: &str) {
         if self.tree.shift_remove(key).is_some_and(|value| value == true) {

@@ -1,0 +1,137 @@
+//! What checkpoints, metrics and `--print-config` say of a plan. Never decides anything.
+use super::training::Plan;
+use super::{objective, resume, schedule, split};
+use crate::base::{CATEGORIES, DType, Error, Result};
+use crate::ckpt::TrainerState;
+use crate::comm::MeshSizes;
+use crate::optim::Rule;
+use crate::run::settings::PrecisionName;
+use serde_json::{Value, json};
+
+impl Plan {
+    /// The progress of the run, as recorded in checkpoints.
+    pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
+        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let (o, s) = (&self.settings.optim, &self.schedule);
+        let mut schedule = object(json!({
+            "kind": o.lr_scheduler,
+            "lr": s.peak,
+            "warmup_steps": s.warmup,
+            "warmup_type": o.warmup_type,
+            "total_steps": s.total,
+            "grad_clip": o.grad_clip,
+        }));
+        schedule.extend(o.warmup_ratio.map(|ratio| (schedule::RATIO.into(), ratio.into())));
+        let mut data = object(json!({
+            "dataset": self.dataset.report().what,
+            "rows": self.dataset.rows(),
+            "max_len": self.dataset.max_len(),
+            "fingerprint": self.dataset.fingerprint_text(),
+            (split::HELD_OUT): self.split.recorded(),
+            "shuffle": self.settings.data.shuffle,
+            "packing_samples": self.settings.data.packing_samples,
+            "batch_size": self.settings.batch.batch_size,
+            "grad_accum": self.settings.batch.grad_accum,
+        }));
+        if self.dataset.kind().is_judged() {
+            data.insert("objective".into(), json!(self.settings.objective.objective));
+            data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
+        }
+        if !self.settings.hub.commits.is_empty() {
+            data.insert(resume::HUB.into(), json!(self.settings.hub.commits));
+        }
+        data.extend(self.models.clone());
+        if self.settings.lora.load_in_4bit == Some(true) {
+            data.insert("load_in_4bit".into(), true.into());
+        }
+        data.extend(self.dataset.shares().map(|shares| ("weights".into(), shares.into())));
+        TrainerState {
+            step,
+            samples_consumed,
+            trained_tokens,
+            optimizer_steps: 0, // set by the checkpointer
+            seed: self.engine.seed,
+            rng: "philox4x32-10".into(),
+            optimizer: object(match self.engine.rule {
+                Rule::AdamW { moments, .. } => {
+                    let mut all = json!({"kind": self.engine.rule.name(), "betas": o.betas, "eps": o.eps,
+                        "weight_decay": o.weight_decay});
+                    // Checkpoints are f32: a run that stores another dtype converts them, and reports the difference.
+                    for (key, dtype) in [("moments_dtype", moments), ("master_dtype", self.engine.strategy.masters())] {
+                        if dtype != DType::F32 {
+                            all[key] = json!(if dtype == DType::U8 { "8bit" } else { dtype.name() });
+                        }
+                    }
+                    all
+                }
+                Rule::Muon { .. } => {
+                    json!({"kind": self.engine.rule.name(), "momentum": o.muon_momentum, "ns_steps": o.muon_ns_steps,
+                        "betas": o.betas, "eps": o.eps, "weight_decay": o.weight_decay})
+                }
+                Rule::Sgd { .. } => {
+                    json!({"kind": self.engine.rule.name(), "momentum": o.momentum, "weight_decay": o.weight_decay})
+                }
+            }),
+            schedule,
+            scaler: None, // set by the loop
+            world: self.ranks.mesh.world(),
+            strategy: self.engine.strategy.name().into(),
+            precision: self.settings.precision.precision.map_or("", PrecisionName::name).into(),
+            data,
+            evaluations: None,
+            rollouts: None, // set by the loop
+            run: None,      // set by the checkpointer
+        }
+    }
+
+    pub fn mesh_json(&self) -> Value {
+        let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = self.ranks.mesh;
+        let mut mesh = json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp});
+        if ep > 1 {
+            mesh["ep"] = json!(ep);
+        }
+        mesh
+    }
+    pub fn planned_json(&self) -> Value {
+        let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
+            let (_, bytes) = self.size.planned.iter().find(|(c, _)| c == category)?;
+            Some((name.to_string(), json!(bytes)))
+        });
+        let mut map: serde_json::Map<String, Value> = by_name.collect();
+        map.insert("total".into(), json!(self.size.on_device()));
+        Value::Object(map)
+    }
+
+    /// The resolved settings, without null values; names of the hub have their commit.
+    pub fn config_json(&self) -> Value {
+        let mut config = json!(self.settings);
+        for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
+            if let Some(section) = section.as_object_mut() {
+                section.retain(|_, value| !value.is_null());
+            }
+        }
+        self.settings.hub.restore(&mut config);
+        config
+    }
+
+    /// The output of `--print-config`: a file that `--config` accepts, with the plan next to the settings.
+    pub fn print(&self) -> Result<String> {
+        let mut config = self.config_json();
+        config["plan"] = json!({
+            "strategy": self.engine.strategy.name(),
+            "world_size": self.ranks.mesh.world(),
+            "mesh": self.mesh_json(),
+            "params": self.size.params,
+            "trainable_params": self.size.trainable,
+            "steps": self.steps(),
+            "tokens_per_step": self.tokens_per_step()?,
+            "dataset": self.dataset.report().to_string(),
+            "eval_dataset": self.eval.as_ref().map(|eval| eval.report().to_string()),
+            "resume": self.resume.as_ref().map(|r| &r.dir),
+            "max_live_parameters": self.live,
+            "texts_at_once": self.engine.samples.map(|size| size.texts),
+            "planned_bytes": self.planned_json(),
+        });
+        serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
+    }
+}
