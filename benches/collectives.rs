@@ -7,7 +7,7 @@ mod worlds;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flatshard::base::{Category, DType};
-use flatshard::comm::{Collective, CommUse, Reduce, Tag};
+use flatshard::comm::{Axis, Collective, CommUse, Reduce, Tag};
 use flatshard::device::{Buf, Device};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -52,9 +52,9 @@ type Op = fn(&mut Rank);
 /// The time of `n` operations on two concurrent ranks.
 fn timed(len: usize, n: u64, op: Op) -> Duration {
     let times = ranks(2, |of| {
-        let mut rank = Rank::new(&*of.mesh.fsdp, &*of.device, len);
+        let mut rank = Rank::new(&**of.mesh.group(Axis::Fsdp), &*of.device, len);
         op(&mut rank); // fault the pages in
-        of.mesh.fsdp.barrier(T)?;
+        of.mesh.group(Axis::Fsdp).barrier(T)?;
         let start = Instant::now();
         (0..n).for_each(|_| op(&mut rank));
         Ok(start.elapsed())

@@ -8,7 +8,7 @@ use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
 use flatshard::comm::hosts::wire::{Channel, Move, Wire};
 use flatshard::comm::hosts::{HostsWorld, tcp::Tcp};
-use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, shm};
+use flatshard::comm::{Axis, Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, shm};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ fn bench() -> Result<()> {
     let channel = member.wire().channel(CHANNEL)?;
     let hosts = env.world / env.local_world;
     let mesh = Mesh::new(member, MeshSizes { dp_replicate: hosts, dp_shard: env.local_world, sp: 1, tp: 1, ep: 1 })?;
-    let (world, host) = (&*mesh.world, &*mesh.dp_shard);
+    let (world, host) = (&**mesh.group(Axis::World), &**mesh.group(Axis::DpShard));
     let mut flat = Flat { channel, rank: env.rank, per_host: env.local_world, world: env.world, full: Vec::new() };
     let device = CpuDevice::new(meter);
     let mut numbers = world.alloc(DType::F64, 1, CommUse::Reduced, Category::Other)?;

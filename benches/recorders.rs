@@ -12,7 +12,7 @@ mod worlds;
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::flight::Flight;
-use flatshard::comm::{CommUse, Mesh, MeshSizes, Reduce, Tag, shm, timed};
+use flatshard::comm::{Axis, CommUse, Mesh, MeshSizes, Reduce, Tag, shm, timed};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::engine::{Engine, EngineOptions, Step};
 use flatshard::nn::Spec;
@@ -52,13 +52,13 @@ fn median(mut of: Vec<f64>) -> f64 {
 fn of_an_op(watcher: usize) -> Result<f64> {
     let mesh = shm::threads(MeshSizes::sharded(1), &[Meter::default()])?.remove(0);
     let (mesh, timeline) = watched(mesh, watcher);
-    let mut buf = mesh.world.alloc(DType::F64, 1, CommUse::Reduced, Category::Other)?;
+    let mut buf = mesh.group(Axis::World).alloc(DType::F64, 1, CommUse::Reduced, Category::Other)?;
     let (mut times, mut spans) = (vec![], vec![]);
     for _ in 0..9 {
         let start = Instant::now();
         for i in 0..OPS {
-            let ticket = mesh.world.all_reduce(Tag::new("bench", i), buf.view_mut(), Reduce::Sum)?;
-            mesh.world.wait(ticket)?;
+            let ticket = mesh.group(Axis::World).all_reduce(Tag::new("bench", i), buf.view_mut(), Reduce::Sum)?;
+            mesh.group(Axis::World).wait(ticket)?;
         }
         times.push(start.elapsed().as_nanos() as f64 / OPS as f64);
         timeline.drain(&mut spans);

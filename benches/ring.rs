@@ -8,7 +8,7 @@ mod worlds;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use flatshard::base::{Category, DType, Meter};
-use flatshard::comm::{Collective, Tag};
+use flatshard::comm::{Axis, Collective, Tag};
 use flatshard::data::MicroBatch;
 use flatshard::data::zigzag::ZigzagCut;
 use flatshard::device::ops::{AttentionShape, documents_of_rows};
@@ -70,7 +70,7 @@ fn rank(group: Arc<dyn Collective>, a: &AttentionShape, len: usize, way: Option<
 }
 
 fn timed(a: AttentionShape, len: usize, way: Option<SpImpl>, rounds: u64) -> Duration {
-    ranks(RANKS, |of| Ok(rank(of.mesh.fsdp, &a, len, way, rounds))).into_iter().max().unwrap()
+    ranks(RANKS, |of| Ok(rank(of.mesh.group(Axis::Fsdp).clone(), &a, len, way, rounds))).into_iter().max().unwrap()
 }
 
 fn layers(c: &mut Criterion) {

@@ -5,7 +5,7 @@
 //! cargo run --release --example custom_store
 //! ```
 use flatshard::base::{Category, DType, Result};
-use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, Ticket, run_ranks};
+use flatshard::comm::{Axis, Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, Ticket, run_ranks};
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
@@ -116,7 +116,7 @@ impl Strategy for ByLayer {
         Offload::Nothing
     }
     fn store(&self, dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout]) -> Result<Box<dyn Store>> {
-        Ok(Box::new(LayerByLayer::new(dev, mesh.loss.clone(), layouts)?))
+        Ok(Box::new(LayerByLayer::new(dev, mesh.group(Axis::Loss).clone(), layouts)?))
     }
 }
 

@@ -5,13 +5,13 @@
 //! cargo run --release --example one_collective
 //! ```
 use flatshard::base::{Category, DType, Result};
-use flatshard::comm::{CommUse, MeshSizes, Reduce, Tag, run_ranks};
+use flatshard::comm::{Axis, CommUse, MeshSizes, Reduce, Tag, run_ranks};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 
 fn main() -> Result<()> {
     let sums = run_ranks(MeshSizes::sharded(4), |mesh, meter| {
-        let (dev, group) = (CpuDevice::new(meter), &mesh.world);
+        let (dev, group) = (CpuDevice::new(meter), mesh.group(Axis::World));
         // Groups allocate communication buffers, which other ranks read in place.
         let mut buf = group.alloc(DType::F32, 3, CommUse::Reduced, Category::Other)?;
         let own = [1.0, mesh.rank() as f32, 0.1];

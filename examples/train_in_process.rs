@@ -4,7 +4,7 @@
 //! cargo run --release --example train_in_process
 //! ```
 use flatshard::base::Result;
-use flatshard::comm::{MeshSizes, run_ranks};
+use flatshard::comm::{Axis, MeshSizes, run_ranks};
 use flatshard::data::MicroBatch;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::engine::{Engine, EngineOptions, Step};
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     let losses = run_ranks(MeshSizes::sharded(2), |mesh, meter| {
         let mut engine = Engine::new(Arc::new(CpuDevice::new(meter)), &mesh, &options)?;
         let mut losses = Vec::new();
-        for (number, batch) in (1..=STEPS).zip(micro_batches(mesh.dp.rank(), options.spec.vocab as u32)) {
+        for (number, batch) in (1..=STEPS).zip(micro_batches(mesh.group(Axis::Dp).rank(), options.spec.vocab as u32)) {
             let tokens = engine.global_count(batch.loss_tokens())?;
             let report = engine.train_step(&[batch], &Step { number, lr: 3e-3, tokens })?;
             if mesh.rank() == 0 && number % 10 == 0 {

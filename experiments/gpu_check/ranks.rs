@@ -4,7 +4,7 @@ use crate::gpu::OpenGpu;
 use crate::twins;
 use flatshard::base::{Category, DType, Error, Meter, Result};
 use flatshard::comm::env::RankEnv;
-use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, nccl};
+use flatshard::comm::{Axis, Collective, CommUse, Mesh, MeshSizes, Reduce, Tag, nccl};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::{Buf, Device};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub fn run(by: RanksBy) -> Result<Value> {
         _ => nccl::NcclWorld::join(&env, cuda, None, device.clone(), meter.clone(), timeout, options)?,
     };
     let mesh = Mesh::new(world, MeshSizes::sharded(env.world))?;
-    let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
+    let (g, me, n) = (&**mesh.group(Axis::Fsdp), env.rank, env.world);
     let started = Instant::now();
 
     let put = |buf: &mut Buf, f: &dyn Fn(usize) -> f32| {

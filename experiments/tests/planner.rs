@@ -69,12 +69,12 @@ fn recorded(
     accum: usize,
 ) -> Result<(Vec<Entry>, String, CommStats)> {
     let log = Log::default();
-    let rank = mesh.dp.rank();
+    let rank = mesh.group(Axis::Dp).rank();
     let mesh = mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
     let watched = Arc::new(Watched::noting(strategy, &log));
     let options = EngineOptions { sp_impl, ..options(spec, watched, ADAMW) };
     let mut engine = Engine::new(device, &mesh, &options)?;
-    let group = if engine.state().0.replicated() { &mesh.loss } else { &mesh.fsdp };
+    let group = if engine.state().0.replicated() { mesh.group(Axis::Loss) } else { mesh.group(Axis::Fsdp) };
     let mut before = CommStats::default();
     for number in 1..=2 {
         let batches: Vec<_> = (0..accum).map(|micro| batch(spec, number, micro, rank)).collect();

@@ -8,9 +8,9 @@ use super::state::hex;
 use super::tower::Tower;
 use crate::base::timeline::Timeline;
 use crate::base::{DType, Result};
-use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::{Coords, MeshSizes};
+use crate::comm::{Axis, Mesh};
 use crate::device::Device;
 use crate::nn::{Layout, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
@@ -55,7 +55,8 @@ impl Checkpointer {
         moments: Moments,
     ) -> Result<Checkpointer> {
         let plan = FilePlan::of_masters(layouts, &moments, MAX_FILE_BYTES, None);
-        let exchange = Exchange::new(&*dev, mesh.world.clone(), "checkpoint", 1 + plan.tensors.list.len())?;
+        let exchange =
+            Exchange::new(&*dev, mesh.group(Axis::World).clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),

@@ -1,4 +1,5 @@
 //! Collectives of a group of ranks as traits and values: operations, tags, tickets and times. Never communicates.
+use super::Axis;
 use crate::base::timeline::Mark;
 use crate::base::{Category, DType, Result};
 use crate::device::{Buf, View, ViewMut};
@@ -10,43 +11,6 @@ use std::time::Duration;
 pub enum Reduce {
     Sum,
     Max,
-}
-
-/// The axes of the mesh, outermost first, and groups that combine several of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Axis {
-    World,
-    DpReplicate,
-    DpShard,
-    Sp,
-    Tp,
-    /// dp_shard x sp: the ranks that parameters are sharded over.
-    Fsdp,
-    /// Ranks of dp_shard that share the experts of a mixture.
-    Ep,
-    /// Fsdp without ep: the ranks that parameters of experts are sharded over.
-    ExpertFsdp,
-    /// dp_replicate x dp_shard: ranks with different samples.
-    Dp,
-    /// dp_replicate x dp_shard x sp, all but tp: ranks with different tokens. Losses are summed over it.
-    Loss,
-}
-
-impl Axis {
-    pub fn name(self) -> &'static str {
-        match self {
-            Axis::World => "world",
-            Axis::DpReplicate => "dp_replicate",
-            Axis::DpShard => "dp_shard",
-            Axis::Sp => "sp",
-            Axis::Tp => "tp",
-            Axis::Fsdp => "fsdp",
-            Axis::Ep => "ep",
-            Axis::ExpertFsdp => "expert_fsdp",
-            Axis::Dp => "dp",
-            Axis::Loss => "loss",
-        }
-    }
 }
 
 /// The purpose of a collective, for errors and traces: a static string and the unit's index.

@@ -79,24 +79,12 @@ impl MeshSizes {
     }
     /// World ranks in `rank`'s group along `axis`: they differ from it along that axis only.
     pub fn group(&self, axis: Axis, rank: usize) -> Vec<usize> {
-        let along: [bool; 5] = match axis {
-            Axis::World => [true; 5],
-            Axis::DpReplicate => [true, false, false, false, false],
-            Axis::DpShard => [false, true, true, false, false],
-            Axis::Ep => [false, false, true, false, false],
-            Axis::Sp => [false, false, false, true, false],
-            Axis::Tp => [false, false, false, false, true],
-            Axis::Fsdp => [false, true, true, true, false],
-            Axis::ExpertFsdp => [false, true, false, true, false],
-            Axis::Dp => [true, true, true, false, false],
-            Axis::Loss => [true, true, true, true, false],
-        };
         let values = |r: usize| {
             let at = self.coords(r);
             [at.dp_replicate, at.dp_shard / self.ep, self.ep_index(&at), at.sp, at.tp]
         };
         let mine = values(rank);
-        let same = |&r: &usize| values(r).iter().zip(mine).zip(along).all(|((&a, b), along)| along || a == b);
+        let same = |&r: &usize| values(r).iter().zip(mine).zip(axis.along()).all(|((&a, b), along)| along || a == b);
         (0..self.world()).filter(same).collect()
     }
 }
@@ -106,19 +94,9 @@ impl MeshSizes {
 pub struct Mesh {
     pub sizes: MeshSizes,
     pub coords: Coords,
-    pub world: Arc<dyn Collective>,
-    pub dp_replicate: Arc<dyn Collective>,
-    pub dp_shard: Arc<dyn Collective>,
-    pub sp: Arc<dyn Collective>,
-    pub tp: Arc<dyn Collective>,
-    pub fsdp: Arc<dyn Collective>,
-    pub ep: Arc<dyn Collective>,
-    /// `fsdp` itself if ep is 1.
-    pub expert_fsdp: Arc<dyn Collective>,
-    pub dp: Arc<dyn Collective>,
-    pub loss: Arc<dyn Collective>,
     /// Used to abort.
     pub member: Arc<dyn Member>,
+    groups: [Arc<dyn Collective>; Axis::ALL.len()],
 }
 
 impl Mesh {
@@ -133,53 +111,40 @@ impl Mesh {
     pub fn with_world(world: Arc<dyn Collective>, member: Arc<dyn Member>, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();
-        let group = |axis| member.group(axis, sizes.group(axis, rank));
-        let fsdp = group(Axis::Fsdp)?;
-        Ok(Mesh {
-            sizes,
-            coords: sizes.coords(rank),
-            world,
-            dp_replicate: group(Axis::DpReplicate)?,
-            dp_shard: group(Axis::DpShard)?,
-            sp: group(Axis::Sp)?,
-            tp: group(Axis::Tp)?,
-            ep: group(Axis::Ep)?,
-            expert_fsdp: if sizes.ep > 1 { group(Axis::ExpertFsdp)? } else { fsdp.clone() },
-            fsdp,
-            dp: group(Axis::Dp)?,
-            loss: group(Axis::Loss)?,
-            member,
-        })
+        let groups = Axis::ALL.map(|_| world.clone());
+        let mut mesh = Mesh { sizes, coords: sizes.coords(rank), member, groups };
+        for axis in mesh.axes().filter(|&axis| axis != Axis::World) {
+            mesh.groups[axis as usize] = mesh.member.group(axis, sizes.group(axis, rank))?;
+        }
+        Ok(mesh.aliased())
     }
     pub fn rank(&self) -> usize {
         self.member.rank()
     }
     pub fn group(&self, axis: Axis) -> &Arc<dyn Collective> {
-        match axis {
-            Axis::World => &self.world,
-            Axis::DpReplicate => &self.dp_replicate,
-            Axis::DpShard => &self.dp_shard,
-            Axis::Sp => &self.sp,
-            Axis::Tp => &self.tp,
-            Axis::Fsdp => &self.fsdp,
-            Axis::Ep => &self.ep,
-            Axis::ExpertFsdp => &self.expert_fsdp,
-            Axis::Dp => &self.dp,
-            Axis::Loss => &self.loss,
+        &self.groups[axis as usize]
+    }
+    /// The axes that have a group of their own.
+    pub fn axes(&self) -> impl Iterator<Item = Axis> + use<> {
+        let apart = self.sizes.ep > 1;
+        Axis::ALL.into_iter().filter(move |&axis| apart || axis != Axis::ExpertFsdp)
+    }
+    /// Without ep, experts are sharded as all else is.
+    fn aliased(mut self) -> Mesh {
+        if self.sizes.ep == 1 {
+            self.groups[Axis::ExpertFsdp as usize] = self.group(Axis::Fsdp).clone();
         }
+        self
     }
     /// The mesh as the store of the experts sees it.
     pub fn of_experts(&self) -> Mesh {
-        Mesh { fsdp: self.expert_fsdp.clone(), ..self.clone() }
+        let mut mesh = self.clone();
+        mesh.groups[Axis::Fsdp as usize] = self.group(Axis::ExpertFsdp).clone();
+        mesh
     }
     /// Totals of this rank's groups. Times are summed over groups, so overlapping operations both count.
     pub fn stats(&self) -> CommStats {
-        let mut groups =
-            vec![&self.world, &self.dp_replicate, &self.dp_shard, &self.sp, &self.tp, &self.fsdp, &self.dp, &self.loss];
-        if self.sizes.ep > 1 {
-            groups.extend([&self.ep, &self.expert_fsdp]);
-        }
-        groups.into_iter().map(|group| group.stats()).fold(CommStats::default(), |sum, of| CommStats {
+        self.axes().map(|axis| self.group(axis).stats()).fold(CommStats::default(), |sum, of| CommStats {
             in_flight_s: sum.in_flight_s + of.in_flight_s,
             exposed_s: sum.exposed_s + of.exposed_s,
             bytes: sum.bytes + of.bytes,
@@ -189,20 +154,10 @@ impl Mesh {
     }
     /// Wraps every group, e.g. in a recorder or delays.
     pub fn wrap(mut self, wrap: impl Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
-        for group in [
-            &mut self.world,
-            &mut self.dp_replicate,
-            &mut self.dp_shard,
-            &mut self.sp,
-            &mut self.tp,
-            &mut self.fsdp,
-            &mut self.ep,
-            &mut self.dp,
-            &mut self.loss,
-        ] {
+        for axis in self.axes() {
+            let group = &mut self.groups[axis as usize];
             *group = wrap(group.clone());
         }
-        self.expert_fsdp = if self.sizes.ep > 1 { wrap(self.expert_fsdp) } else { self.fsdp.clone() };
-        self
+        self.aliased()
     }
 }

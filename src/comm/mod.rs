@@ -7,6 +7,7 @@
 //! `wait_sent(t)` makes a sent buffer safe to overwrite. Every rank of a group starts the same operations in the same
 //! order; waits and releases may come in any order. The group keeps buffers in flight alive.
 #![allow(unsafe_code)] // the communication floor: shared memory
+mod axis; // the axes of the mesh
 mod collective; // the traits and types of groups
 mod patience; // adjustable timeouts
 pub mod seam; // calls as values, and hooks around them
@@ -39,7 +40,8 @@ pub mod flight; // the flight recorder
 pub mod recorder; // records every call, for tests
 pub mod timed; // operations on a timeline
 
-pub use collective::{Axis, Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
+pub use axis::Axis;
+pub use collective::{Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
 pub use ipc::STAGE as IPC_STAGE;
 pub use mesh::{Mesh, MeshSizes};
 use patience::{Patience, Waiting};

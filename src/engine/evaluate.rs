@@ -2,7 +2,7 @@
 use super::objectives::{Policy, PreferenceSums};
 use super::step::Engine;
 use crate::base::{Error, Result};
-use crate::comm::{Reduce, Tag};
+use crate::comm::{Axis, Reduce, Tag};
 use crate::data::MicroBatch;
 
 impl Engine {
@@ -66,8 +66,8 @@ impl Engine {
     /// All-reduces the first `len` sums.
     pub(super) fn reduce(&mut self, what: &'static str, len: usize) -> Result<()> {
         let sums = self.sums.view_mut().slice(0..len);
-        let ticket = self.mesh.loss.all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
-        self.mesh.loss.wait(ticket)
+        let ticket = self.mesh.group(Axis::Loss).all_reduce(Tag::new(what, 0), sums, Reduce::Sum)?;
+        self.mesh.group(Axis::Loss).wait(ticket)
     }
     fn sum<const N: usize>(&mut self, what: &'static str, values: [f64; N]) -> Result<[f64; N]> {
         let mut sums = values;

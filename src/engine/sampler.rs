@@ -8,8 +8,8 @@
 //! same alone and among others, on any mesh.
 use super::draw::{Sampling, pick};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
+use crate::comm::{Axis, Mesh};
 use crate::device::ops::PagedRows;
 use crate::device::{Buf, Device};
 use crate::nn::{Batch, CacheSize, Checkpointing, Decoder, Groups, PAGE, ParamStore, Workspace, WorkspaceOptions};
@@ -164,7 +164,7 @@ impl Sampler {
         decoder.remember(dev, &mut workspace, &CacheSize { pages, rows, longest, slots })?;
         let _for = dev.meter().purpose("sampler");
         let alloc = |dtype, len| dev.alloc(dtype, len, Category::Other);
-        let several = mesh.world.size() > 1;
+        let several = mesh.group(Axis::World).size() > 1;
         Ok(Sampler {
             decoder,
             workspace,
@@ -172,7 +172,7 @@ impl Sampler {
             tokens: alloc(DType::U32, rows)?,
             positions: alloc(DType::U32, rows)?,
             nothing: [alloc(DType::I32, 0)?, alloc(DType::U32, 0)?],
-            work: several.then(|| Exchange::new(dev, mesh.world.clone(), "sampling", 1)).transpose()?,
+            work: several.then(|| Exchange::new(dev, mesh.group(Axis::World).clone(), "sampling", 1)).transpose()?,
             pages: Pages {
                 free: (1..pages as u32).rev().collect(),
                 free_slots: (1..slots).rev().collect(),
@@ -202,7 +202,7 @@ impl Sampler {
         let (dev, mesh, store) = of;
         let mut order: Vec<usize> = (0..prompts.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse((prompts[i].tokens.len() + count) * prompts[i].samples));
-        let (rank, ranks) = (mesh.dp.rank(), mesh.dp.size());
+        let (rank, ranks) = (mesh.group(Axis::Dp).rank(), mesh.group(Axis::Dp).size());
         let mut own: Vec<usize> = order.into_iter().skip(rank).step_by(ranks).collect();
         own.sort_unstable();
         let mine: Vec<(usize, &Prompt)> = own.iter().map(|&i| (i, &prompts[i])).collect();
@@ -442,7 +442,7 @@ impl Sampler {
 
 /// The texts of all ranks.
 fn share(dev: &dyn Device, mesh: &Mesh, texts: Vec<SampledText>) -> Result<Vec<SampledText>> {
-    if mesh.world.size() == 1 {
+    if mesh.group(Axis::World).size() == 1 {
         return Ok(texts);
     }
     let mut words = vec![texts.len() as u64];
@@ -450,10 +450,10 @@ fn share(dev: &dyn Device, mesh: &Mesh, texts: Vec<SampledText>) -> Result<Vec<S
         words.extend([*prompt as u64, *sample as u64, u64::from(*ended), ids.len() as u64]);
         words.extend(ids.iter().zip(logprobs).map(|(&id, x)| (id as u64) << 32 | x.to_bits() as u64));
     }
-    let mut exchange = Exchange::new(dev, mesh.world.clone(), "length of texts", 1)?;
+    let mut exchange = Exchange::new(dev, mesh.group(Axis::World).clone(), "length of texts", 1)?;
     let most = exchange.gather(dev, &[words.len() as u64])?.into_iter().max().unwrap_or(0) as usize;
     words.resize(most, 0);
-    let all = Exchange::new(dev, mesh.world.clone(), "texts", most)?.gather(dev, &words)?;
+    let all = Exchange::new(dev, mesh.group(Axis::World).clone(), "texts", most)?.gather(dev, &words)?;
     let mut texts: Vec<SampledText> = Vec::new();
     for rank in all.chunks_exact(most) {
         let mut words = rank.iter().copied();

@@ -18,7 +18,7 @@ use crate::base::rng::{Rng, philox};
 use crate::base::timeline::{Lane, Timeline};
 use crate::base::{Category, DType, Result};
 use crate::comm::mesh::{Mesh, MeshSizes};
-use crate::comm::{CommUse, Reduce, Tag};
+use crate::comm::{Axis, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
 use crate::nn::{
@@ -181,7 +181,7 @@ impl Engine {
         let preference = options.preference(&dev, mesh, &split)?;
         let samples = options.teacher.as_ref().is_some_and(|teaching| teaching.on_policy);
         let sums = if preference.is_some() || samples { SUMS } else { 2 };
-        let alloc = |len| mesh.loss.alloc(DType::F64, len, CommUse::Reduced, Category::Other);
+        let alloc = |len| mesh.group(Axis::Loss).alloc(DType::F64, len, CommUse::Reduced, Category::Other);
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
             optimizer: Optimizer::new(&*dev, mesh, decoder.layouts(), &mut *store, options.rule, options.seed)?,
@@ -238,7 +238,7 @@ impl Engine {
         for (index, batch) in batches.iter().enumerate() {
             self.store.begin_micro_batch(index == 0, index + 1 == batches.len())?;
             let key = |rank| dropout_key(self.dropout, step.number, index, rank);
-            let (key, shared) = (key(self.mesh.loss.rank()), key(self.mesh.dp.rank()));
+            let (key, shared) = (key(self.mesh.group(Axis::Loss).rank()), key(self.mesh.group(Axis::Dp).rank()));
             let staged = timed(dev, timeline, (Lane::Data, "upload"), || {
                 self.staging.upload_keys(dev, |words| self.decoder.dropout_keys(key, shared, words))?;
                 self.staging.upload(dev, batch)
@@ -311,8 +311,8 @@ impl Engine {
     fn reduce_largest(&mut self, largest: f64) -> Result<()> {
         let Some(buf) = &mut self.largest else { return Ok(()) };
         self.dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
-        let ticket = self.mesh.loss.all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
-        self.mesh.loss.wait(ticket)
+        let ticket = self.mesh.group(Axis::Loss).all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
+        self.mesh.group(Axis::Loss).wait(ticket)
     }
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.

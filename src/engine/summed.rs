@@ -4,7 +4,7 @@
 //! any other gradient.
 use crate::base::{Category, DType, Result};
 use crate::comm::Mesh;
-use crate::comm::{Collective, CommUse, Reduce, Tag};
+use crate::comm::{Axis, Collective, CommUse, Reduce, Tag};
 use crate::device::{Buf, Device, ViewMut};
 use crate::nn::{Layout, Segment, Tp};
 use crate::store::Store;
@@ -35,8 +35,8 @@ impl Summed {
         Summed::of(mesh, len(layouts, mesh.sizes.tp))
     }
     fn of(mesh: &Mesh, len: usize) -> Result<Summed> {
-        let alloc = || mesh.tp.alloc(DType::F32, len, CommUse::Reduced, Category::Grads);
-        Ok(Summed { tp: mesh.tp.clone(), buf: (len > 0).then(alloc).transpose()? })
+        let alloc = || mesh.group(Axis::Tp).alloc(DType::F32, len, CommUse::Reduced, Category::Grads);
+        Ok(Summed { tp: mesh.group(Axis::Tp).clone(), buf: (len > 0).then(alloc).transpose()? })
     }
 
     /// Called after the store's own reductions: replaces each such gradient by its sum over tp. Ranks of tp own the

@@ -351,7 +351,12 @@ pub struct Groups {
 
 impl Groups {
     pub fn of(mesh: &Mesh) -> Groups {
-        Groups { tp: mesh.tp.clone(), sp: mesh.sp.clone(), ep: mesh.ep.clone(), loss: mesh.loss.clone() }
+        Groups {
+            tp: mesh.group(Axis::Tp).clone(),
+            sp: mesh.group(Axis::Sp).clone(),
+            ep: mesh.group(Axis::Ep).clone(),
+            loss: mesh.group(Axis::Loss).clone(),
+        }
     }
     /// For [`Split::NONE`].
     pub fn solo(dev: &Arc<dyn Device>) -> Groups {

@@ -6,7 +6,7 @@
 //! element counts once: each replica sums over its own shards, and only the first tp rank counts a tensor that all tp
 //! ranks hold whole.
 use crate::base::{Category, DType, Meter, Result};
-use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::cpu::CpuDevice;
 use crate::device::ops::{ClipScale, SumSquares};
 use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
@@ -32,7 +32,7 @@ pub struct GradNorm {
 impl GradNorm {
     /// With `max_norm` 0, measures without clipping.
     pub fn new(dev: &dyn Device, mesh: &Mesh, max_norm: f32, offload: Offload) -> Result<GradNorm> {
-        let (fsdp, tp) = (mesh.fsdp.clone(), mesh.tp.clone());
+        let (fsdp, tp) = (mesh.group(Axis::Fsdp).clone(), mesh.group(Axis::Tp).clone());
         let acc = fsdp.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
         let own = (offload >= Offload::Gradients).then(|| dev.alloc_host(DType::F64, LIMBS)).transpose()?;
         let host = own.filter(|own| own.view().place() == Place::Mapped);

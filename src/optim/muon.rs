@@ -19,7 +19,7 @@ use super::moments::UnitMoments;
 use super::newton_schulz::NewtonSchulz;
 use super::owners::{MuonMatrix, MuonPlan, MuonRound};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Mesh, Tag, Ticket};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Tag, Ticket};
 use crate::device::ops::{ClipScale, CopyColumns, Sgd, SgdScalars, SumSquares};
 use crate::device::{Buf, Device, LIMBS, View};
 use crate::store::{Shard, Store};
@@ -77,7 +77,7 @@ impl Muon {
         }
         let MuonPlan { matrices, rounds, lengths } = MuonPlan::new(matrices, &mesh.sizes, mesh.rank());
         let [pieces, largest, square] = lengths;
-        let group = mesh.world.clone();
+        let group = mesh.group(Axis::World).clone();
         let _for = dev.meter().purpose("muon");
         let dtype = if dtype == DType::F32 { DType::F32 } else { DType::Bf16 };
         let communicated = |len| group.alloc(dtype, len, CommUse::Reduced, Category::Optimizer);

@@ -26,7 +26,7 @@ use super::kept::{Keep, Kept, narrow};
 use super::replicas::Replicas;
 use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Mesh, Tag};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Tag};
 use crate::device::{ALIGN, Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, ROOT, Segment, Weights};
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl Lengths {
 
 impl Reference {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ReferenceOptions) -> Result<Reference> {
-        let group = mesh.fsdp.clone();
+        let group = mesh.group(Axis::Fsdp).clone();
         let replicas = Replicas::new(mesh, layouts.iter().map(|l| l.segments.len()).sum());
         let mut indices = 0..;
         let mut tensor = |segment: &Segment| {

@@ -7,7 +7,7 @@
 //! round twice more: each replica's sum, and the sum of those.
 use super::Offload;
 use crate::base::{Category, DType, Result};
-use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device, ViewMut};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Replicas {
 impl Replicas {
     /// For a store with `units` units.
     pub fn new(mesh: &Mesh, units: usize) -> Replicas {
-        Replicas { group: mesh.dp_replicate.clone(), flying: Vec::with_capacity(units) }
+        Replicas { group: mesh.group(Axis::DpReplicate).clone(), flying: Vec::with_capacity(units) }
     }
     /// Whether there is more than one replica.
     pub fn any(&self) -> bool {

@@ -13,7 +13,7 @@ use super::flat::{Flat, PartHolds, Unit, UnitPart, Wrap};
 use super::kept::{self, Kept, narrow};
 use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag, Ticket};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Strategy for ReplicatedOptions {
                 mesh.sizes.ep
             )));
         }
-        Ok(Box::new(Replicated::new(dev, mesh.loss.clone(), layouts, self)?))
+        Ok(Box::new(Replicated::new(dev, mesh.group(Axis::Loss).clone(), layouts, self)?))
     }
 }
 

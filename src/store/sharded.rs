@@ -47,7 +47,7 @@ use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
 use super::{Offload, PackedShard, Shard, Store, Strategy, apart};
 use crate::base::{DType, Result};
-use crate::comm::Mesh;
+use crate::comm::{Axis, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::sync::Arc;
@@ -193,7 +193,7 @@ pub struct Sharded {
 
 impl Sharded {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ShardedOptions) -> Result<Sharded> {
-        let units = ShardedUnits::new(dev, mesh, options.plan(layouts, mesh.fsdp.size()))?;
+        let units = ShardedUnits::new(dev, mesh, options.plan(layouts, mesh.group(Axis::Fsdp).size()))?;
         Ok(Sharded { options: options.clone(), units, landing: None })
     }
 

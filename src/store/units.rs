@@ -9,7 +9,7 @@ use super::shards::UnitShards;
 use super::slots::{Cycles, GradSlots, WeightSlots};
 use super::{Offload, PackedShard, Shard};
 use crate::base::{DType, Result};
-use crate::comm::{Collective, Mesh};
+use crate::comm::{Axis, Collective, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Weights};
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(super) struct ShardedUnits {
 impl ShardedUnits {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, plan: UnitPlan) -> Result<ShardedUnits> {
         let UnitPlan { flat, cycles, dtype, masters, offload } = plan;
-        let group = mesh.fsdp.clone();
+        let group = mesh.group(Axis::Fsdp).clone();
         let replicas = Replicas::new(mesh, flat.numbers());
         let alone = group.size() == 1 && !replicas.any() && offload < Offload::Gradients;
         let shards = UnitShards::new(&*dev, &flat, (dtype, masters), offload, &replicas)?;

@@ -29,7 +29,7 @@ use super::slots::Cycles;
 use super::units::{ShardedUnits, UnitPlan};
 use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{DType, Result};
-use crate::comm::Mesh;
+use crate::comm::{Axis, Mesh};
 use crate::device::Device;
 use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
 use std::ops::Range;
@@ -170,7 +170,7 @@ pub struct Zero {
 
 impl Zero {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, layouts: &[Layout], options: &ZeroOptions) -> Result<Zero> {
-        let plan = options.plan(layouts, mesh.fsdp.size());
+        let plan = options.plan(layouts, mesh.group(Axis::Fsdp).size());
         Ok(Zero {
             buckets: options.buckets(&plan.flat),
             cycle: plan.cycles.weights,

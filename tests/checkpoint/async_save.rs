@@ -8,7 +8,7 @@ use crate::common::known_state::*;
 use crate::common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{self, Checkpointer, Resume};
-use flatshard::comm::{MeshSizes, Tag};
+use flatshard::comm::{Axis, MeshSizes, Tag};
 use flatshard::nn::Decoder;
 use flatshard::store::{Shard, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -53,10 +53,10 @@ fn an_async_save_writes_the_copy_while_training_continues() {
 
             // Written by all, but not a checkpoint before all have agreed.
             wait_for(|| held.ckpt.ended());
-            rank.mesh.world.barrier(Tag::new("all have written", 0))?;
+            rank.mesh.group(Axis::World).barrier(Tag::new("all have written", 0))?;
             assert!(held.ckpt.published()?.is_none());
             assert_eq!(newest(behind.path()), None);
-            rank.mesh.world.barrier(Tag::new("all have looked", 0))?;
+            rank.mesh.group(Axis::World).barrier(Tag::new("all have looked", 0))?;
             held.ckpt.advance()?;
             let told = held.ckpt.settle()?;
             assert_eq!(told.map(|t| t.step), (rank.rank == 0).then_some(Some(1)));
@@ -124,7 +124,7 @@ fn a_failed_background_write_is_an_error_on_every_rank() {
         let mut store = HookedStore { store, visit: lowering };
         ckpt.save_async(dir.path(), 1, &mut store, &mut optimizer, &state(2))?;
         wait_for(|| ckpt.ended());
-        rank.mesh.world.barrier(Tag::new("all have tried", 0))?;
+        rank.mesh.group(Axis::World).barrier(Tag::new("all have tried", 0))?;
         Ok(ckpt.advance().unwrap_err())
     });
     setrlimit(Resource::Fsize, old).unwrap();

@@ -5,6 +5,7 @@ use crate::common::alone::alone;
 use crate::common::known_state::*;
 use crate::common::*;
 use flatshard::ckpt::{self, Resume};
+use flatshard::comm::Axis;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +25,7 @@ fn a_full_disk_fails_the_save_and_touches_nothing() {
     // Enough for every file of the model except the last of the optimizer, and for the test's own output.
     let errors = ranks(2, |rank| {
         let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, u64::MAX)?.fill()?;
-        rank.mesh.world.barrier(flatshard::comm::Tag::new("limit", 0))?;
+        rank.mesh.group(Axis::World).barrier(flatshard::comm::Tag::new("limit", 0))?;
         if rank.rank == 0 {
             setrlimit(Resource::Fsize, Rlimit { current: Some(100_000), maximum: old.maximum }).unwrap();
         }

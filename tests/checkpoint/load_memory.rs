@@ -5,7 +5,7 @@ use crate::common::alone::alone;
 use crate::common::*;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, Dtype};
-use flatshard::comm::Tag;
+use flatshard::comm::{Axis, Tag};
 use flatshard::engine::Strategy;
 use flatshard::nn::{Decoder, Spec};
 use flatshard::optim::Moments;
@@ -59,9 +59,10 @@ fn loading_holds_the_shards_and_less_than_one_tensor() {
         let grown = ranks(world, |rank| {
             fs::write("/proc/self/clear_refs", "5").unwrap(); // reset VmHWM
             let before = resident().0;
-            rank.mesh.world.barrier(Tag::new("from here", 0))?;
+            rank.mesh.group(Axis::World).barrier(Tag::new("from here", 0))?;
             let _held = load(&rank, &*bf16, &model)?;
-            rank.mesh.world.barrier(Tag::new("all hold theirs", 0))?; // all at once, even on a busy machine
+            // All at once, even on a busy machine.
+            rank.mesh.group(Axis::World).barrier(Tag::new("all hold theirs", 0))?;
             Ok((resident().1 - before, rank.meter.total()))
         });
         // All ranks share this process, and memory is in place as soon as it is allocated.

@@ -8,7 +8,7 @@ use crate::common::runs::time::passes_once;
 use crate::common::*;
 use flatshard::base::timeline::Lane;
 use flatshard::comm::delayed::Slow;
-use flatshard::comm::{CommStats, Mesh, MeshSizes};
+use flatshard::comm::{Axis, CommStats, Mesh, MeshSizes};
 use flatshard::engine::{Engine, Step, Strategy};
 use flatshard::run::plan::profile::Profile;
 use flatshard::run::trace::TracedSpan;
@@ -57,13 +57,13 @@ fn traced(
             true => rank.mesh,
             false => rank.mesh.wrap(|group| Arc::new(Slow::new(group, wire))),
         };
-        let mut tracer = Tracer::new(Some(profile), mesh.rank(), mesh.world.size());
+        let mut tracer = Tracer::new(Some(profile), mesh.rank(), mesh.group(Axis::World).size());
         let mesh = tracer.watch(mesh);
         let mut engine = Engine::new(rank.device.clone(), &mesh, &options)?;
         engine.on_timeline(tracer.timeline().clone());
         let (mut all, mut before) = (Vec::new(), 0);
         for number in 1..=steps {
-            let batches = [batch(&options.spec, number, 0, mesh.dp.rank())];
+            let batches = [batch(&options.spec, number, 0, mesh.group(Axis::Dp).rank())];
             tracer.next(number, &mesh, &*rank.device)?;
             let from = mesh.stats();
             let tokens = engine.global_count(batches[0].loss_tokens())?;
@@ -90,7 +90,7 @@ fn traced(
         assert!(!tracer.is_waiting());
         if mesh.rank() == 0 {
             let file = dir.path().join(format!("steps-2-{steps}.json"));
-            assert_eq!(chrome::head(&file)?.summary.len(), mesh.world.size());
+            assert_eq!(chrome::head(&file)?.summary.len(), mesh.group(Axis::World).size());
         }
         Ok(all)
     })

@@ -1,6 +1,7 @@
 //! The all_to_all: uneven, empty and reordered parts over one and several hosts, from buffers that peers can read and
 //! from others; what it counts; what it refuses.
 use super::*;
+use flatshard::comm::Axis;
 use flatshard::comm::flight::Flight;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
@@ -28,7 +29,7 @@ fn parts(n: usize, gap: usize, len: impl Fn(usize) -> usize) -> (Vec<Range<usize
 
 fn trades<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sync) {
     let every = |mesh: Mesh| {
-        let (g, n, me) = (&*mesh.fsdp, mesh.fsdp.size(), mesh.fsdp.rank());
+        let (g, n, me) = (&**mesh.group(Axis::Fsdp), mesh.group(Axis::Fsdp).size(), mesh.group(Axis::Fsdp).rank());
         for home in [Home::Arena, Home::Plain] {
             for round in 0..4 {
                 let (sends, sent) = parts(n, 3, |r| count(me, r, round));
@@ -76,7 +77,7 @@ fn other_dtypes_are_traded_too() {
 #[test]
 fn ranges_of_the_input_may_overlap() {
     world(4, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut send = g.alloc(DType::F32, 10, CommUse::Reduced, Category::Other).unwrap();
         let mut recv = plain(DType::F32, 40);
         fill(&mut send, |i| (me * 10 + i) as f32);
@@ -93,7 +94,7 @@ fn ranges_of_the_input_may_overlap() {
 fn senders_of_an_all_to_all_choose_where_they_send_from() {
     const LEN: usize = 100_000;
     world(3, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut shared = g.alloc(DType::F32, 3 * LEN, CommUse::Reduced, Category::Other).unwrap();
         let (mut own, mut recv) = (plain(DType::F32, 3 * LEN), plain(DType::F32, 3 * LEN));
         let (mut sum, thirds) = (plain(DType::F32, LEN), [0..LEN, LEN..2 * LEN, 2 * LEN..3 * LEN]);
@@ -119,7 +120,7 @@ fn an_all_to_all_from_group_buffers_needs_only_its_receiver() {
     let arrived = std::sync::atomic::AtomicBool::new(false);
     world(2, |mesh| {
         use std::sync::atomic::Ordering::SeqCst;
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut send = g.alloc(DType::F32, 1 << 20, CommUse::Reduced, Category::Other).unwrap();
         let mut recv = plain(DType::F32, 1 << 20);
         let halves = [0..1 << 19, 1 << 19..1 << 20];
@@ -157,7 +158,7 @@ fn lengths_that_differ_name_both_ranks_and_both_lengths() {
         assert!(errors.iter().all(|text| text.contains("differs: rank") || text.contains("failed")), "{errors:?}");
     };
     let ends = |mesh: Mesh| {
-        let text = start(&*mesh.fsdp, mesh.rank() == 2);
+        let text = start(&**mesh.group(Axis::Fsdp), mesh.rank() == 2);
         mesh.member.abort(); // as a run does with an error
         text
     };
@@ -168,7 +169,7 @@ fn lengths_that_differ_name_both_ranks_and_both_lengths() {
 #[test]
 fn wrong_parts_are_refused_before_anything_starts() {
     let every = |mesh: Mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (send, mut recv, mut other) = (plain(DType::F32, 10), plain(DType::F32, 10), plain(DType::U32, 10));
         let halves = [0..5, 5..10];
         assert!(error(g.all_to_all(T, send.view(), &halves, other.view_mut(), &halves)).contains("from f32 into u32"));
@@ -191,7 +192,7 @@ fn wrong_parts_are_refused_before_anything_starts() {
 #[test]
 fn a_rank_missing_from_an_all_to_all_is_named() {
     let ends = |mesh: Mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let until_failure = || {
             while mesh.member.failed().is_none() {
                 std::thread::sleep(Duration::from_millis(10));
@@ -224,7 +225,7 @@ fn a_rank_missing_from_an_all_to_all_is_named() {
 #[test]
 fn each_byte_of_an_all_to_all_crosses_once() {
     let crossed = spread(MeshSizes::sharded(4), 2, 60_000, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let (send, mut recv) = (plain(DType::F32, 4000), plain(DType::F32, 8000));
         let sends: Vec<_> = (0..4).map(|r| r * 500..r * 500 + 100 * (r + me)).collect();
         let recvs: Vec<_> = (0..4).map(|r| r * 1000..r * 1000 + 100 * (r + me)).collect();
@@ -241,7 +242,7 @@ fn schedules_agree_where_parts_differ() {
     let seen = world(3, |mesh| {
         let (me, flight, log) = (mesh.rank(), Flight::default(), Log::default());
         let watched = flight.watch(mesh);
-        let g = Recorder::new(watched.fsdp.clone(), log.clone());
+        let g = Recorder::new(watched.group(Axis::Fsdp).clone(), log.clone());
         let (send, mut recv) = (plain(DType::Bf16, 30), plain(DType::Bf16, 30));
         let sends: Vec<_> = (0..3).map(|r| r * 10..r * 10 + r * 2).collect();
         let recvs: Vec<_> = (0..3).map(|r| r * 10..r * 10 + me * 2).collect();

@@ -1,13 +1,13 @@
 //! Misuse, missing ranks and failing ranks: each ends in a clear error, never in a hang.
 use super::*;
-use flatshard::comm::Reduce;
+use flatshard::comm::{Axis, Reduce};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 #[test]
 fn wrong_lengths_and_dtypes_are_refused_before_anything_starts() {
     world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (mut a, mut b) = (plain(DType::F32, 10), plain(DType::F32, 21));
         let text = error(g.all_gather(Tag::new("params", 3), a.view(), b.view_mut()));
         assert!(text.contains("all_gather on fsdp (params 3)") && text.contains("full has 21 elements"), "{text}");
@@ -32,13 +32,13 @@ fn wrong_lengths_and_dtypes_are_refused_before_anything_starts() {
 #[test]
 fn a_buffer_shared_by_all_ranks_is_only_gathered_into() {
     world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut shared = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Other).unwrap();
         assert!(error(g.all_reduce(T, shared.view_mut(), Reduce::Sum)).contains("share"));
         assert!(error(g.broadcast(T, shared.view_mut(), 0)).contains("share"));
         // Also by another group of the same rank.
         let shard = plain(DType::F32, 4);
-        assert!(error(mesh.world.all_gather(T, shard.view(), shared.view_mut())).contains("share"));
+        assert!(error(mesh.group(Axis::World).all_gather(T, shard.view(), shared.view_mut())).contains("share"));
         g.barrier(T).unwrap();
     });
 }
@@ -46,7 +46,7 @@ fn a_buffer_shared_by_all_ranks_is_only_gathered_into() {
 #[test]
 fn gathering_over_contents_that_were_not_released_is_refused() {
     world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Other).unwrap();
         let shard = plain(DType::F32, 4);
         let first = g.all_gather(Tag::new("unit", 1), shard.view(), full.view_mut()).unwrap();
@@ -63,7 +63,7 @@ fn gathering_over_contents_that_were_not_released_is_refused() {
 #[test]
 fn differing_operations_name_both_ranks_and_both_operations() {
     let errors = world(3, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut buf = plain(DType::F32, 30);
         let mut out = plain(DType::F32, 10);
         let result = match mesh.rank() {
@@ -107,7 +107,7 @@ fn differing_lengths_dtypes_units_and_buffers_are_found() {
         }),
     ];
     for (expected, start) in cases {
-        for text in world(2, |mesh| start(&*mesh.fsdp, mesh.rank())) {
+        for text in world(2, |mesh| start(&**mesh.group(Axis::Fsdp), mesh.rank())) {
             assert!(text.contains("differs: rank") && text.contains(expected), "{expected}: {text}");
         }
     }
@@ -116,7 +116,7 @@ fn differing_lengths_dtypes_units_and_buffers_are_found() {
 #[test]
 fn allocations_that_differ_are_found() {
     for text in world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let len = 100 + mesh.rank();
         let result = g.alloc(DType::F32, len, CommUse::Gathered, Category::Other);
         error(result.and_then(|_| g.barrier(T)))
@@ -129,7 +129,7 @@ fn allocations_that_differ_are_found() {
 #[test]
 fn a_mismatched_send_and_receive_is_found() {
     for text in world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (send, mut recv) = (plain(DType::F32, 5), plain(DType::F32, 5 + mesh.rank()));
         let other = 1 - mesh.rank();
         error(g.send_recv(T, other, send.view(), other, recv.view_mut()).and_then(|t| g.wait(t)))
@@ -141,7 +141,7 @@ fn a_mismatched_send_and_receive_is_found() {
 #[test]
 fn a_timeout_names_the_missing_rank_and_its_last_operation() {
     let errors = impatient(4, 1_000, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         g.barrier(Tag::new("epoch", 8)).unwrap();
         if mesh.rank() % 2 == 1 {
             return None; // 1 and 3 leave
@@ -168,7 +168,7 @@ fn a_timeout_names_the_missing_rank_and_its_last_operation() {
 fn a_timeout_names_the_rank_that_holds_the_gathered_buffer() {
     let done = std::sync::atomic::AtomicBool::new(false);
     let errors = impatient(2, 300, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Other).unwrap();
         let shard = plain(DType::F32, 4);
         let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
@@ -196,7 +196,7 @@ fn abort_ends_the_others_at_once() {
             return;
         }
         // Asleep in different groups.
-        let g = if mesh.rank() == 0 { &mesh.world } else { &mesh.fsdp };
+        let g = if mesh.rank() == 0 { mesh.group(Axis::World) } else { mesh.group(Axis::Fsdp) };
         let text = error(g.barrier(T));
         assert!(text.ends_with("rank 3 failed"), "{text}");
         assert!(error(g.barrier(T)).ends_with("rank 3 failed"));
@@ -218,8 +218,8 @@ fn a_panicking_rank_ends_the_others() {
 fn a_foreign_ticket_is_refused() {
     world(2, |mesh| {
         let mut buf = plain(DType::F32, 1);
-        let t = mesh.fsdp.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
-        assert!(error(mesh.world.wait(t)).contains("not from this group"));
-        mesh.fsdp.wait(t).unwrap();
+        let t = mesh.group(Axis::Fsdp).all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
+        assert!(error(mesh.group(Axis::World).wait(t)).contains("not from this group"));
+        mesh.group(Axis::Fsdp).wait(t).unwrap();
     });
 }

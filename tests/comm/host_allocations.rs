@@ -4,7 +4,7 @@ use crate::common::alone::alone;
 use crate::common::round::Round;
 use crate::heap::allocations_of_all_threads;
 use flatshard::base::Meter;
-use flatshard::comm::{MeshSizes, hosts, shm};
+use flatshard::comm::{Axis, MeshSizes, hosts, shm};
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn operations_over_hosts_allocate_nothing() {
         for mesh in meshes {
             let together = &together;
             scope.spawn(move || {
-                let mut round = Round::new(&*mesh.fsdp);
+                let mut round = Round::new(&**mesh.group(Axis::Fsdp));
                 (0..3).for_each(|i| round.run(i));
                 together.wait();
                 let before = allocations_of_all_threads();

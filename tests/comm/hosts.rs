@@ -14,9 +14,9 @@ fn random_programs_over_hosts_under_delays() {
     for (i, (n, per_host)) in [(4, 2), (3, 1), (6, 2), (2, 1), (4, 2)].into_iter().enumerate() {
         let seed = 2000 + i as u64;
         spread(MeshSizes::sharded(n), per_host, 60_000, |mesh| match i {
-            0..3 => program(&*mesh.fsdp, seed, 150),
+            0..3 => program(&**mesh.group(Axis::Fsdp), seed, 150),
             _ => {
-                let g = Delayed::new(mesh.fsdp.clone(), seed, &Seam::ALL, Duration::from_millis(4));
+                let g = Delayed::new(mesh.group(Axis::Fsdp).clone(), seed, &Seam::ALL, Duration::from_millis(4));
                 program(&g, seed, 50);
             }
         });
@@ -29,7 +29,7 @@ fn random_programs_over_hosts_under_delays() {
 fn groups_of_a_host_and_of_several_do_not_wait_for_each_other() {
     let sizes = MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep: 1 };
     spread(sizes, 2, 60_000, |mesh| {
-        let (inside, across, me) = (&*mesh.dp_shard, &*mesh.dp_replicate, mesh.rank());
+        let (inside, across, me) = (&**mesh.group(Axis::DpShard), &**mesh.group(Axis::DpReplicate), mesh.rank());
         let mut full = inside.alloc(DType::F32, 200_000, CommUse::Reduced, Category::Other).unwrap();
         let (mut shard, mut sum) = (plain(DType::F32, 100_000), plain(DType::F32, 100_000));
         for round in 0..50 {
@@ -56,7 +56,7 @@ fn one_gathered_buffer_per_host_and_each_byte_crosses_once() {
     let meters = meters(4);
     let options = shm::ShmOptions { timeout: Duration::from_secs(60) };
     let crossed = run(several::threads(FOUR, 2, &meters, &options).unwrap(), |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut full = g.alloc(DType::F32, 40_000, CommUse::Gathered, Category::Slots).unwrap();
         let shard = plain(DType::F32, 10_000);
         assert_eq!(meters[mesh.rank()].live(Category::Slots), 80_000); // half of it, on a host of two
@@ -82,7 +82,7 @@ fn one_gathered_buffer_per_host_and_each_byte_crosses_once() {
 #[test]
 fn a_chain_sends_partial_sums() {
     let crossed = spread(FOUR, 2, 60_000, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut full = g.alloc(DType::Bf16, 40_000, CommUse::Reduced, Category::Slots).unwrap();
         let mut shard = plain(DType::F32, 10_000);
         let t = g.reduce_scatter(T, full.view_mut(), shard.view_mut(), false).unwrap();
@@ -123,7 +123,7 @@ fn operations_that_differ_between_hosts_name_both_ranks() {
     ];
     for (expected, start) in cases {
         let errors = spread(FOUR, 2, 5_000, |mesh| {
-            let text = start(&*mesh.fsdp, mesh.rank() == 2);
+            let text = start(&**mesh.group(Axis::Fsdp), mesh.rank() == 2);
             mesh.member.abort(); // as a run does with an error
             text
         });
@@ -144,7 +144,9 @@ fn a_missing_rank_of_another_host_is_named() {
         }
         let mut buf = plain(DType::F32, 10);
         let text = error(
-            mesh.fsdp.all_reduce(Tag::new("loss", 3), buf.view_mut(), Reduce::Sum).and_then(|t| mesh.fsdp.wait(t)),
+            mesh.group(Axis::Fsdp)
+                .all_reduce(Tag::new("loss", 3), buf.view_mut(), Reduce::Sum)
+                .and_then(|t| mesh.group(Axis::Fsdp).wait(t)),
         );
         mesh.member.abort();
         text
@@ -162,7 +164,7 @@ fn an_operation_started_early_may_be_in_flight_longer_than_the_timeout() {
     const TIMEOUT: u64 = 1_000;
     let started = AtomicBool::new(false);
     spread(FOUR, 2, TIMEOUT, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut buf = plain(DType::F32, 10);
         g.barrier(T).unwrap();
         if mesh.rank() == 3 {
@@ -185,7 +187,7 @@ fn an_abort_reaches_every_host_at_once() {
             return String::new();
         }
         // Asleep in a group of the own host, and in groups of both.
-        let g = [&mesh.world, &mesh.dp_replicate, &mesh.dp_shard][mesh.rank()];
+        let g = mesh.group([Axis::World, Axis::DpReplicate, Axis::DpShard][mesh.rank()]);
         error(g.barrier(T))
     };
     let errors = in_time(|| spread(sizes, 2, 600_000, ends));
@@ -208,7 +210,7 @@ fn a_panicking_rank_ends_the_others_on_every_host() {
 #[test]
 fn misuse_is_refused_before_anything_starts() {
     spread(FOUR, 2, 60_000, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (mut a, mut b) = (plain(DType::F32, 10), plain(DType::F32, 41));
         assert!(error(g.all_gather(T, a.view(), b.view_mut())).contains("4 shards of 10 are 40"));
         assert!(error(g.reduce_scatter(T, b.view_mut(), a.view_mut(), false)).contains("full has 41 elements"));
@@ -217,11 +219,11 @@ fn misuse_is_refused_before_anything_starts() {
         let mut shared = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Other).unwrap();
         assert!(error(g.all_reduce(T, shared.view_mut(), Reduce::Sum)).contains("share"));
         let (part, half) = (plain(DType::F32, 2), plain(DType::F32, 1));
-        assert!(error(mesh.world.all_gather(T, part.view(), shared.view_mut())).contains("share"));
+        assert!(error(mesh.group(Axis::World).all_gather(T, part.view(), shared.view_mut())).contains("share"));
         let t = g.all_gather(Tag::new("unit", 1), part.view(), shared.view_mut()).unwrap();
         let text = error(g.all_gather(T, half.view(), shared.view_mut().slice(4..8)));
         assert!(text.contains("not released") && text.contains("unit 1"), "{text}");
-        assert!(error(mesh.world.wait(t)).contains("not from this group"));
+        assert!(error(mesh.group(Axis::World).wait(t)).contains("not from this group"));
         g.wait(t).unwrap();
         g.release(t).unwrap();
         g.barrier(T).unwrap();

@@ -17,7 +17,7 @@ mod wire;
 
 use crate::common::time::{in_time, scaled, seconds, wait_until};
 use flatshard::base::{Category, DType, Elem, Meter, Result};
-use flatshard::comm::{Collective, CommUse, Mesh, MeshSizes, Tag, hosts as several, shm};
+use flatshard::comm::{Axis, Collective, CommUse, Mesh, MeshSizes, Tag, hosts as several, shm};
 use flatshard::device::{Buf, Device, cpu::CpuDevice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub fn one_panics(meshes: Vec<Mesh>) -> Vec<std::thread::Result<String>> {
     std::thread::scope(|s| {
         let body = |mesh: Mesh| {
             assert!(mesh.rank() != 1, "planted");
-            error(mesh.world.barrier(T))
+            error(mesh.group(Axis::World).barrier(T))
         };
         let threads: Vec<_> = meshes.into_iter().map(|mesh| s.spawn(move || body(mesh))).collect();
         threads.into_iter().map(|t| t.join()).collect()

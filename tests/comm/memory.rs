@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 fn the_meter_counts_a_shared_buffer_once_per_host() {
     let meters = meters(4);
     run(shm::threads(MeshSizes::sharded(4), &meters).unwrap(), |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let _shared = g.alloc(DType::F32, 1000, CommUse::Gathered, Category::Slots).unwrap();
         let _own = g.alloc(DType::F32, 1000, CommUse::Reduced, Category::Grads).unwrap();
         g.barrier(T).unwrap();
@@ -28,7 +28,7 @@ fn the_meter_counts_a_shared_buffer_once_per_host() {
 #[test]
 fn operations_allocate_nothing() {
     world(3, |mesh| {
-        let mut round = Round::new(&*mesh.fsdp);
+        let mut round = Round::new(&**mesh.group(Axis::Fsdp));
         round.run(0);
         let before = allocations();
         // More operations than the ring holds.
@@ -75,7 +75,7 @@ fn memory_is_freed_when_the_last_rank_drops_a_buffer() {
 #[test]
 fn a_dropped_buffer_lives_on_for_its_peers() {
     world(2, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let mut buf = g.alloc(DType::F32, 1 << 20, CommUse::Reduced, Category::Other).unwrap();
         fill(&mut buf, |i| (i % 1000) as f32);
         if mesh.rank() == 0 {
@@ -83,11 +83,11 @@ fn a_dropped_buffer_lives_on_for_its_peers() {
             let t = g.reduce_scatter(T, buf.view_mut(), shard.view_mut(), false).unwrap();
             g.wait(t).unwrap();
             drop(buf); // without wait_sent
-            mesh.world.barrier(T).unwrap();
+            mesh.group(Axis::World).barrier(T).unwrap();
         } else {
             let mut shard = plain(DType::F32, 1 << 19);
             let t = g.reduce_scatter(T, buf.view_mut(), shard.view_mut(), false).unwrap();
-            mesh.world.barrier(T).unwrap();
+            mesh.group(Axis::World).barrier(T).unwrap();
             g.wait(t).unwrap();
             expect(&shard, |i| (2 * ((i + (1 << 19)) % 1000)) as f32);
         }
@@ -102,7 +102,7 @@ fn more_operations_than_the_ring_holds_time_out_with_a_clear_error() {
         }
         let mut buf = plain(DType::F32, 1);
         (0..2000).find_map(|i| {
-            let started = mesh.world.all_reduce(Tag::new("hoard", i), buf.view_mut(), Reduce::Sum);
+            let started = mesh.group(Axis::World).all_reduce(Tag::new("hoard", i), buf.view_mut(), Reduce::Sum);
             started.err().map(|e| (i, e.to_string()))
         })
     });
@@ -119,8 +119,8 @@ fn waits_do_not_spin() {
             std::thread::sleep(Duration::from_millis(400));
         }
         let before = thread_cpu();
-        let t = mesh.world.all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
-        mesh.world.wait(t).unwrap();
+        let t = mesh.group(Axis::World).all_reduce(T, buf.view_mut(), Reduce::Sum).unwrap();
+        mesh.group(Axis::World).wait(t).unwrap();
         let used = thread_cpu() - before;
         assert!(used < 0.1, "{used} s of processor time for a wait of 0.4 s");
     });

@@ -2,9 +2,6 @@
 use super::*;
 use flatshard::comm::{Axis, Reduce};
 
-const AXES: [Axis; 9] =
-    [Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Ep, Axis::Dp, Axis::Loss];
-
 fn factorisations(world: usize) -> Vec<MeshSizes> {
     let mut all = vec![];
     for dp_replicate in 1..=world {
@@ -65,7 +62,7 @@ fn the_groups_of_every_mesh_of_eight_do_not_interfere() {
         run(shm::threads(sizes, &meters(8)).unwrap(), |mesh| {
             let me = mesh.rank();
             let mut started = vec![];
-            for axis in AXES {
+            for axis in mesh.axes() {
                 let g = mesh.group(axis);
                 assert_eq!((g.axis(), g.size()), (axis, sizes.group(axis, me).len()));
                 let mut shard = plain(DType::U32, 3);

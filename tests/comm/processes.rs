@@ -1,9 +1,9 @@
 //! Real processes: this test binary starts itself again as the ranks.
 use super::*;
 use crate::common::agent::Agent;
-use flatshard::comm::Reduce;
 use flatshard::comm::env::{ARENA_FD, RankEnv};
 use flatshard::comm::shm::{Arena, ShmOptions, ShmWorld};
+use flatshard::comm::{Axis, Reduce};
 use std::process::{Child, Command, Stdio};
 
 /// The role of a started process.
@@ -26,7 +26,7 @@ fn rank_process() {
         }
     };
     let mesh = Mesh::new(member, MeshSizes::sharded(env.world)).unwrap();
-    let (g, me, n) = (&*mesh.fsdp, env.rank, env.world);
+    let (g, me, n) = (&**mesh.group(Axis::Fsdp), env.rank, env.world);
     // The sum of the ranks' process ids identifies the job: rank processes print it, the test compares.
     let mut ids = g.alloc(DType::F64, 1, CommUse::Reduced, Category::Other).unwrap();
     fill(&mut ids, |_| std::process::id() as f64);

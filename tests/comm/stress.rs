@@ -4,7 +4,7 @@ use flatshard::base::rng::Rng;
 use flatshard::comm::delayed::Delayed;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
-use flatshard::comm::{Reduce, Ticket};
+use flatshard::comm::{Axis, Reduce, Ticket};
 
 /// Small integers: sums of them are exact in any order.
 fn value(op: usize, rank: usize, i: usize) -> f32 {
@@ -168,7 +168,7 @@ fn finish(g: &dyn Collective, f: Flight, gathered: &mut [Option<Buf>], reduced: 
 fn random_programs() {
     for seed in 0..50 {
         let n = [2, 3, 4, 5, 8][seed as usize % 5];
-        world(n, |mesh| program(&*mesh.fsdp, seed, 300));
+        world(n, |mesh| program(&**mesh.group(Axis::Fsdp), seed, 300));
     }
 }
 
@@ -178,7 +178,7 @@ fn random_programs_under_delays_at_each_seam_then_all() {
     cases.push(Seam::ALL.to_vec());
     for (i, seams) in cases.iter().enumerate() {
         world(2 + i % 3, |mesh| {
-            let g = Delayed::new(mesh.fsdp.clone(), i as u64, seams, Duration::from_millis(4));
+            let g = Delayed::new(mesh.group(Axis::Fsdp).clone(), i as u64, seams, Duration::from_millis(4));
             program(&g, 1000 + i as u64, 60);
         });
     }
@@ -190,7 +190,7 @@ fn random_programs_under_delays_at_each_seam_then_all() {
 fn a_rank_far_ahead_waits_for_the_others() {
     const AHEAD: usize = 1500;
     world(2, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut full = g.alloc(DType::F32, 2, CommUse::Gathered, Category::Other).unwrap();
         let mut shard = plain(DType::F32, 1);
         fill(&mut shard, |_| me as f32);
@@ -221,7 +221,7 @@ fn a_rank_far_ahead_waits_for_the_others() {
 #[test]
 fn waiting_in_one_group_progresses_the_others() {
     world(3, |mesh| {
-        let (a, b, me) = (&*mesh.world, &*mesh.fsdp, mesh.rank());
+        let (a, b, me) = (&**mesh.group(Axis::World), &**mesh.group(Axis::Fsdp), mesh.rank());
         let mut x = a.alloc(DType::F32, 30, CommUse::Gathered, Category::Other).unwrap();
         let shard = plain(DType::F32, 10);
         let mut y = plain(DType::F32, 100_000 * 3);
@@ -249,7 +249,7 @@ fn waiting_in_one_group_progresses_the_others() {
 fn the_recorder_keeps_calls_in_order() {
     world(2, |mesh| {
         let log = Log::default();
-        let g = Recorder::new(mesh.fsdp.clone(), log.clone());
+        let g = Recorder::new(mesh.group(Axis::Fsdp).clone(), log.clone());
         let mut full = g.alloc(DType::F32, 64, CommUse::Gathered, Category::Other).unwrap();
         let shard = plain(DType::F32, 32);
         let tag = Tag::new("params", 7);

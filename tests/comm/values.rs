@@ -1,7 +1,7 @@
 //! Results of each collective, over world sizes, lengths, dtypes, and arena and other buffers.
 use super::*;
 use flatshard::base::dtype::Float;
-use flatshard::comm::Reduce;
+use flatshard::comm::{Axis, Reduce};
 use half::{bf16, f16};
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ const HOMES: [Home; 2] = [Home::Arena, Home::Plain];
 fn everywhere(f: impl Fn(&dyn Collective, Home, usize) + Sync) {
     let every = |mesh: Mesh| {
         for (home, len) in HOMES.into_iter().flat_map(|home| LENS.map(|len| (home, len))) {
-            f(&*mesh.fsdp, home, len);
+            f(&**mesh.group(Axis::Fsdp), home, len);
         }
     };
     for n in WORLDS {
@@ -59,7 +59,7 @@ fn all_gather_moves_other_dtypes() {
 #[test]
 fn all_gather_into_part_of_a_buffer_leaves_the_rest() {
     world(3, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut full = g.alloc(DType::F32, 100, CommUse::Gathered, Category::Slots).unwrap();
         let mut shard = plain(DType::F32, 5);
         fill(&mut shard, |i| (1 + me * 5 + i) as f32);
@@ -81,7 +81,7 @@ fn all_gather_into_part_of_a_buffer_leaves_the_rest() {
 #[test]
 fn a_gathered_buffer_is_held_through_thousands_of_operations() {
     world(2, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut full = g.alloc(DType::F32, 8, CommUse::Gathered, Category::Slots).unwrap();
         let mut shard = plain(DType::F32, 4);
         let mut value = plain(DType::F32, 1);
@@ -224,7 +224,7 @@ fn all_reduce_of_narrow_elements_sums_in_f32_and_rounds_once() {
 #[test]
 fn a_sum_beyond_f16_is_infinite_in_f16_and_finite_in_f32() {
     world(4, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (mut full, mut same, mut wide) = (plain(DType::F16, 4), plain(DType::F16, 1), plain(DType::F32, 1));
         fill(&mut full, |_| f16::from_f32(20_000.0));
         g.wait(g.reduce_scatter(T, full.view_mut(), wide.view_mut(), false).unwrap()).unwrap();
@@ -292,7 +292,7 @@ fn shifts<E: Elem + PartialEq + std::fmt::Debug>(value: impl Fn(usize) -> E + Sy
 fn senders_choose_where_they_send_from() {
     const LEN: usize = 300_000; // more than a mailbox holds
     world(3, |mesh| {
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let (to, from) = ((me + 1) % 3, (me + 2) % 3);
         let mut shared = g.alloc(DType::F32, LEN + 7, CommUse::Reduced, Category::Other).unwrap();
         let (mut own, mut recv) = (plain(DType::F32, LEN + 7), plain(DType::F32, LEN));
@@ -315,7 +315,7 @@ fn a_send_from_a_group_buffer_arrives_while_the_sender_computes() {
     let arrived = std::sync::atomic::AtomicBool::new(false);
     world(2, |mesh| {
         use std::sync::atomic::Ordering::SeqCst;
-        let (g, me) = (&*mesh.fsdp, mesh.rank());
+        let (g, me) = (&**mesh.group(Axis::Fsdp), mesh.rank());
         let mut send = g.alloc(DType::F32, LEN, CommUse::Reduced, Category::Other).unwrap();
         let mut recv = plain(DType::F32, LEN);
         fill(&mut send, |i| (me + i) as f32);
@@ -339,9 +339,9 @@ fn no_rank_leaves_a_barrier_before_all_arrive() {
     world(5, |mesh| {
         for round in 1..=200 {
             came.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            mesh.world.barrier(Tag::new("round", round)).unwrap();
+            mesh.group(Axis::World).barrier(Tag::new("round", round)).unwrap();
             assert!(came.load(std::sync::atomic::Ordering::SeqCst) >= 5 * round);
-            mesh.world.barrier(Tag::new("round", round)).unwrap();
+            mesh.group(Axis::World).barrier(Tag::new("round", round)).unwrap();
         }
     });
 }
@@ -349,7 +349,7 @@ fn no_rank_leaves_a_barrier_before_all_arrive() {
 #[test]
 fn bytes_are_counted_by_the_algorithm() {
     world(4, |mesh| {
-        let g = &*mesh.fsdp;
+        let g = &**mesh.group(Axis::Fsdp);
         let (mut full, mut shard) = (plain(DType::F32, 400), plain(DType::F32, 100));
         let t = g.all_gather(T, shard.view(), full.view_mut()).unwrap();
         g.wait(t).unwrap();
@@ -374,7 +374,7 @@ fn time_in_flight_is_not_exposed_time() {
         use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
         let started = AtomicUsize::new(0);
         let times = world(2, |mesh| {
-            let (g, first) = (&*mesh.fsdp, mesh.rank() == 0);
+            let (g, first) = (&**mesh.group(Axis::Fsdp), mesh.rank() == 0);
             let mut full = g.alloc(DType::F32, 64, CommUse::Gathered, Category::Other).unwrap();
             let shard = plain(DType::F32, 32);
             g.barrier(T).unwrap();

@@ -4,7 +4,7 @@
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Meter, Result};
 use flatshard::comm::mesh::{Mesh, MeshSizes};
-use flatshard::comm::shm;
+use flatshard::comm::{Axis, shm};
 use flatshard::data::MicroBatch;
 use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule, StateRule};
 use flatshard::device::{Device, IGNORE};
@@ -417,7 +417,7 @@ pub fn factorizations(world: usize) -> Vec<MeshSizes> {
 pub fn train(engine: &mut Engine, spec: &Spec, steps: u64, accum: usize) -> Result<Vec<StepReport>> {
     (1..=steps)
         .map(|number| {
-            let rank = engine.mesh().dp.rank();
+            let rank = engine.mesh().group(Axis::Dp).rank();
             let batches: Vec<_> = (0..accum).map(|micro| batch(spec, number, micro, rank)).collect();
             step(engine, &batches, number)
         })

@@ -5,9 +5,9 @@ use crate::common::deep;
 use crate::common::stores;
 use crate::common::*;
 use flatshard::base::{DType, Meter, Result};
-use flatshard::comm::MeshSizes;
 use flatshard::comm::recorder::{Entry, Log, Recorder};
 use flatshard::comm::seam::Seam;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::gpu::GpuDevice;
@@ -66,7 +66,7 @@ fn trained(
         }
         let (mut reports, mut buffers, mut started) = (vec![], vec![], [0; 2]);
         for number in 1..=2 {
-            let place = engine.mesh().dp.rank();
+            let place = engine.mesh().group(Axis::Dp).rank();
             let batches: Vec<_> = (0..accum).map(|micro| batch(&options.spec, number, micro, place)).collect();
             reports.push(step(&mut engine, &batches, number)?);
             buffers.push(rank.meter.allocations());

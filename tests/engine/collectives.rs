@@ -156,14 +156,14 @@ fn replicas_all_reduce_a_shard_of_each_gradient_and_no_weights() {
         let log = Log::default();
         let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
         let mut engine = Engine::new(rank.device, &mesh, &options)?;
-        let before = mesh.dp_replicate.stats().bytes;
+        let before = mesh.group(Axis::DpReplicate).stats().bytes;
         train(&mut engine, &options.spec, 1, 2)?;
         let across: Vec<_> = log.entries().into_iter().filter(|e| e.axis == Axis::DpReplicate && e.bytes > 0).collect();
         let operations = across.iter().filter(|e| e.seam != Some(Seam::Alloc));
         assert!(operations.clone().all(|e| e.seam == Some(Seam::AllReduce) && e.tag.what == "replicate"), "{across:?}");
         assert_eq!(operations.map(|e| e.bytes).sum::<usize>(), shard);
         // An all-reduce over n ranks receives 2 (n - 1) / n of its length.
-        assert_eq!(mesh.dp_replicate.stats().bytes - before, (2 * 3 * shard / 4) as u64);
+        assert_eq!(mesh.group(Axis::DpReplicate).stats().bytes - before, (2 * 3 * shard / 4) as u64);
         Ok(())
     });
 }

@@ -6,7 +6,7 @@ use crate::common::*;
 use crate::preference::{PAIRS_OF_RANKS, documents, gradients, holds_what_is_planned};
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::{MicroBatch, SampleRow};
 use flatshard::engine::{Engine, EngineOptions, Step, StepReport, Strategy, Teaching};
 use flatshard::nn::{Checkpointing, Spec};
@@ -105,7 +105,7 @@ fn run(golden: &Golden, options: &EngineOptions, sizes: MeshSizes, size: usize) 
     mesh_ranks(sizes, |rank| {
         let mut engine = engine(&rank, options)?;
         let dp = sizes.dp_replicate * sizes.dp_shard;
-        let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;
+        let report = engine.train_step(&golden.batches(rank.mesh.group(Axis::Dp).rank(), dp, size), &golden.step())?;
         Ok((report, gradients(&mut engine)?))
     })
 }
@@ -227,7 +227,7 @@ fn a_teacher_is_planned_and_a_step_allocates_nothing() {
             let options = golden.options(&golden.cases[i % golden.cases.len()].1, strategy);
             mesh_ranks(sizes, |rank| {
                 let mut engine = engine(&rank, &options)?;
-                let batches = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);
+                let batches = golden.batches(rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size(), 3);
                 holds_what_is_planned(&rank, &options, &mut engine, &batches, golden.step())
             });
         }

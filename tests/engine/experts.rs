@@ -10,7 +10,7 @@ use crate::common::{self, *};
 use flatshard::base::rng::Rng;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::hf;
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::device::{Device, IGNORE};
@@ -293,7 +293,7 @@ fn preference_objectives_train_experts() {
                 if let Some((_, store)) = engine.reference() {
                     initialize(store, 77, &*rank.device)?;
                 }
-                let (r, of) = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+                let (r, of) = (rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size());
                 let mut batch = pairs(&spec, 0..4);
                 if labeled {
                     batch.numbers = vec![1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0];
@@ -353,7 +353,7 @@ fn sparse_models_teach_and_learn() {
             if let Some((_, store)) = engine.teacher() {
                 initialize(store, seed, &*rank.device)?;
             }
-            let (r, of) = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+            let (r, of) = (rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size());
             let own = cut(&pairs(spec, 0..4), 8 / of * r..8 / of * (r + 1));
             let tokens = engine.global_count(own.loss_tokens())?;
             let report = |number| engine.train_step(std::slice::from_ref(&own), &Step { number, lr: 0.02, tokens });

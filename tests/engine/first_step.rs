@@ -6,7 +6,7 @@ use crate::common::*;
 use crate::preference::documents;
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Result};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::engine::{
     Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, ReferenceScorer, Step, StepReport, Strategy,
@@ -49,7 +49,7 @@ fn micro_batch(options: &EngineOptions, rank: usize) -> MicroBatch {
 /// One rank's first step.
 fn first(rank: &Rank, options: &EngineOptions) -> Result<StepReport> {
     let (dev, mesh) = (&rank.device, &rank.mesh);
-    let mut batch = micro_batch(options, mesh.dp.rank());
+    let mut batch = micro_batch(options, mesh.group(Axis::Dp).rank());
     if options.reference == ReferenceModel::Given {
         let mut scorer = ReferenceScorer::new(dev.clone(), mesh, options, &options.spec)?;
         initialize(scorer.model().1, options.seed, &**dev)?;
@@ -65,7 +65,7 @@ fn first(rank: &Rank, options: &EngineOptions) -> Result<StepReport> {
         initialize(store, options.seed, &**dev)?;
     }
     let counted = if options.objective == DPO { ANSWERS / 2 } else { ANSWERS };
-    engine.train_step(&[batch], &Step { number: 1, lr: 0.1, tokens: (counted * mesh.dp.size()) as u64 })
+    engine.train_step(&[batch], &Step { number: 1, lr: 0.1, tokens: (counted * mesh.group(Axis::Dp).size()) as u64 })
 }
 
 /// ln 2 for a pair; and for a labeled answer 1 - sigmoid(0).

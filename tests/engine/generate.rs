@@ -6,7 +6,7 @@ use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::CATEGORIES;
 use flatshard::base::{DType, Error};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::device::gpu::GpuDevice;
 use flatshard::device::gpu::sim::Sim;
 use flatshard::device::ops::PagedRows;
@@ -175,11 +175,11 @@ fn written(spec: &Spec, strategy: &Arc<dyn Strategy>, sizes: MeshSizes, sim: boo
         initialize(generator.store(), 3, &*rank.device)?;
         let (mut first, mesh) = (None, &rank.mesh);
         let text = generator.generate(&[1, 2, 3, 4], 7, &GREEDY, &mut |_| {
-            first.get_or_insert_with(|| mesh.fsdp.stats().bytes);
+            first.get_or_insert_with(|| mesh.group(Axis::Fsdp).stats().bytes);
             true
         })?;
         // Only the rank that writes the text sees its tokens.
-        Ok((text, first.map_or(0, |first| mesh.fsdp.stats().bytes - first)))
+        Ok((text, first.map_or(0, |first| mesh.group(Axis::Fsdp).stats().bytes - first)))
     };
     let results = match sim {
         false => mesh_ranks(sizes, rank),

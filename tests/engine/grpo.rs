@@ -7,7 +7,7 @@ use crate::common::*;
 use crate::preference::{PAIRS_OF_RANKS, gradients, holds_what_is_planned};
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::{
     Cache, DataOptions, Dataset, Format, Loader, LoaderOptions, MicroBatch, Preferences, StepData, Tokenizer,
 };
@@ -173,7 +173,7 @@ fn losses_metrics_and_gradients_agree_with_trl() {
                 };
                 let results = mesh_ranks(sizes, |rank| {
                     let mut engine = engine(&rank, &options)?;
-                    let (batches, counts) = golden.batches(rank.mesh.dp.rank(), dp, size);
+                    let (batches, counts) = golden.batches(rank.mesh.group(Axis::Dp).rank(), dp, size);
                     let report = engine.train_step(&batches, &step(&options, &counts, 1))?;
                     Ok((report, gradients(&mut engine)?))
                 });
@@ -223,7 +223,8 @@ fn buffers_are_planned_and_a_step_allocates_nothing() {
             let options = golden.options(name, strategy);
             mesh_ranks(sizes, |rank| {
                 let mut engine = engine(&rank, &options)?;
-                let (batches, counts) = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);
+                let (batches, counts) =
+                    golden.batches(rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size(), 3);
                 holds_what_is_planned(&rank, &options, &mut engine, &batches, step(&options, &counts, 1))
             });
         }
@@ -248,7 +249,7 @@ fn adapters_and_experts_learn_from_rollouts() {
             if let Some((_, store)) = engine.reference() {
                 initialize(store, options.seed, &*rank.device)?;
             }
-            let (batches, counts) = golden.batches(rank.mesh.dp.rank(), dp, size);
+            let (batches, counts) = golden.batches(rank.mesh.group(Axis::Dp).rank(), dp, size);
             let step = |number| engine.train_step(&batches, &Step { lr, ..step(&options, &counts, number) });
             (1..=3).map(step).collect::<Result<Vec<_>>>()
         });

@@ -4,7 +4,7 @@ use crate::common::plain_store::{Docs, Plain, Told, device, groups};
 use crate::common::*;
 use flatshard::base::DType;
 use flatshard::base::rng::{Rng, philox};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::engine::{Engine, EngineOptions};
 use flatshard::nn::{Checkpointing, Decoder, Lora, Minimized, Spec, Tuning, WorkspaceOptions};
 
@@ -99,7 +99,8 @@ fn ring_ranks_draw_the_masks_of_a_single_rank() {
         let sizes = MeshSizes { dp_replicate: 1, dp_shard, sp, tp: 1, ep: 1 };
         let norms = mesh_ranks(sizes, |rank| {
             let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
-            let report = |number| step(&mut engine, &[batch(&spec, number, 0, rank.mesh.dp.rank())], number);
+            let report =
+                |number| step(&mut engine, &[batch(&spec, number, 0, rank.mesh.group(Axis::Dp).rank())], number);
             (1..=3).map(report).collect::<flatshard::base::Result<Vec<_>>>()
         });
         norms[0].iter().map(|report| f64::from(report.grad_norm)).collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use crate::states::{adamw, wide};
 use flatshard::base::CATEGORIES;
 use flatshard::base::timeline::Timeline;
 use flatshard::base::{Category, DType};
-use flatshard::comm::{MeshSizes, timed};
+use flatshard::comm::{Axis, MeshSizes, timed};
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::cpu::gemm::GemmKernel;
 use flatshard::engine::{Engine, EngineOptions, Strategy};
@@ -117,7 +117,7 @@ fn split_layers_are_planned_and_a_step_allocates_nothing() {
             assert!(planned.iter().zip(&most).all(|(planned, most)| planned.1 <= most.1), "{planned:?}, {most:?}");
             let device = Arc::new(CpuDevice::with_kernel(rank.meter.clone(), kernel)?);
             let mut engine = Engine::new(device, &rank.mesh, &options)?;
-            let batches = [batch(&spec, 3, 0, rank.mesh.dp.rank())];
+            let batches = [batch(&spec, 3, 0, rank.mesh.group(Axis::Dp).rank())];
             step(&mut engine, &batches, 1)?;
             let before = (allocations(kernel), rank.meter.allocations());
             step(&mut engine, &batches, 2)?;
@@ -246,7 +246,7 @@ fn allocates_nothing(timeline: &Timeline, sizes: MeshSizes, options: &EngineOpti
     for kernel in kernels() {
         // Every step is recorded on `timeline`, which the ranks share here.
         let made = mesh_ranks(sizes, |rank| {
-            let index = rank.mesh.dp.rank();
+            let index = rank.mesh.group(Axis::Dp).rank();
             let mesh = timed::watch(rank.mesh, timeline);
             let mut engine = Engine::new(Arc::new(CpuDevice::with_kernel(rank.meter, kernel)?), &mesh, options)?;
             engine.on_timeline(timeline.clone());

@@ -8,7 +8,7 @@ use crate::common::*;
 use flatshard::base::rng::Rng;
 use flatshard::base::{DType, Result};
 use flatshard::ckpt::Checkpointer;
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
@@ -98,7 +98,7 @@ pub fn run(sizes: MeshSizes, options: &EngineOptions, part: Part) -> Outcome {
             let (store, optimizer) = engine.state();
             done = ckpt.load(&dir.join(format!("step-{step:08}")), store, optimizer)?.step;
         }
-        let place = (rank.mesh.dp.rank(), rank.mesh.dp.size());
+        let place = (rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size());
         let steps = done + 1..=part.to;
         let reports = steps.map(|number| {
             let batches: Vec<_> = (0..ACCUM).map(|micro| micro_batch(spec, number, micro, place)).collect();

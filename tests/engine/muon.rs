@@ -158,9 +158,9 @@ fn whole_experts_do_not_travel_to_be_updated() {
             let tuning = Tuning { freeze, ..Tuning::default() };
             let options = EngineOptions { tuning, ..options(&sparse(), fsdp(sharded()), MUON) };
             let mut engine = Engine::new(rank.device, &mesh, &options)?;
-            let before = mesh.world.stats().bytes;
+            let before = mesh.group(Axis::World).stats().bytes;
             step(&mut engine, &[batch(&options.spec, 1, 0, rank.rank)], 1)?;
-            Ok(mesh.world.stats().bytes - before)
+            Ok(mesh.group(Axis::World).stats().bytes - before)
         })
     };
     let (together, apart) = (rows(1), rows(2));

@@ -6,7 +6,7 @@ use crate::common::*;
 use flatshard::base::nf4::{BLOCK, Nf4Scales, Nf4Shape, encode, magnitude};
 use flatshard::base::{CATEGORIES, Category, DType, Meter, Result};
 use flatshard::ckpt::{Checkpointer, hf};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{Expand, Nf4Matrix};
@@ -366,7 +366,7 @@ fn bytes_gathered_and_held_are_those_of_4_bits() {
             let options = packed(fsdp(ShardedOptions { offload, ..sharded.clone() }));
             let planned = options.bytes(&MeshSizes::sharded(3), 0).unwrap();
             let received = ranks(3, |rank| {
-                let (meter, group) = (rank.meter.clone(), rank.mesh.fsdp.clone());
+                let (meter, group) = (rank.meter.clone(), rank.mesh.group(Axis::Fsdp).clone());
                 let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
                 let before = group.stats().bytes;
                 engine.evaluate(&[batch(&spec(), 1, 0, rank.rank)])?;

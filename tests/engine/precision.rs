@@ -3,6 +3,7 @@
 use crate::common::stores::{at_once, by_batch, every};
 use crate::common::*;
 use flatshard::base::DType;
+use flatshard::comm::Axis;
 use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::device::IGNORE;
@@ -108,7 +109,7 @@ fn an_overflow_on_one_rank_of_any_axis_skips_the_step_on_all() {
                 let options = EngineOptions { scaler, ..options.clone() };
                 let results = mesh_ranks(sizes, |rank| {
                     let mut engine = Engine::new(rank.device.clone(), &rank.mesh, &options)?;
-                    let mut batch = batch(&spec, 1, 0, rank.mesh.dp.rank());
+                    let mut batch = batch(&spec, 1, 0, rank.mesh.group(Axis::Dp).rank());
                     let words = batch.targets.iter_mut().filter(|t| **t != IGNORE);
                     words.enumerate().for_each(|(i, t)| *t = 60 + i as i32 % 2);
                     let report = step(&mut engine, &[batch], 1)?;

@@ -6,7 +6,7 @@ use crate::common::stores::{assert_stores_agree, at_once, by_batch, kinds};
 use crate::common::*;
 use flatshard::base::{Category, DType, Result};
 use flatshard::ckpt::{Checkpointer, hf};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::device::IGNORE;
 use flatshard::engine::{
@@ -225,7 +225,8 @@ fn losses_rewards_and_gradients_agree_with_pytorch() {
                 };
                 let results = mesh_ranks(sizes, |rank| {
                     let mut engine = engine(&rank, &options)?;
-                    let report = engine.train_step(&golden.batches(rank.mesh.dp.rank(), dp, size), &golden.step())?;
+                    let report = engine
+                        .train_step(&golden.batches(rank.mesh.group(Axis::Dp).rank(), dp, size), &golden.step())?;
                     Ok((report, gradients(&mut engine)?))
                 });
                 let (report, errors) = errors(&golden, &options.spec, name, results);
@@ -392,7 +393,7 @@ fn adapters_of_a_reward_model_train_its_head() {
         let dp = sizes.dp_replicate * sizes.dp_shard;
         let results = mesh_ranks(sizes, |rank| {
             let mut engine = engine(&rank, &options)?;
-            let batches = golden.batches(rank.mesh.dp.rank(), dp, golden.pairs.len() / dp);
+            let batches = golden.batches(rank.mesh.group(Axis::Dp).rank(), dp, golden.pairs.len() / dp);
             let report = engine.train_step(&batches, &golden.step())?;
             Ok((report, gradients(&mut engine)?))
         });
@@ -480,7 +481,7 @@ fn a_frozen_reference_is_planned_and_a_step_allocates_nothing() {
             let options = golden.case("sigmoid", strategy).0;
             mesh_ranks(sizes, |rank| {
                 let mut engine = engine(&rank, &options)?;
-                let batches = golden.batches(rank.mesh.dp.rank(), rank.mesh.dp.size(), 3);
+                let batches = golden.batches(rank.mesh.group(Axis::Dp).rank(), rank.mesh.group(Axis::Dp).size(), 3);
                 holds_what_is_planned(&rank, &options, &mut engine, &batches, golden.step())
             });
         }

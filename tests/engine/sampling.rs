@@ -3,7 +3,7 @@
 use crate::common::stores::*;
 use crate::common::*;
 use flatshard::base::DType;
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::data::{MicroBatch, SampleRow};
 use flatshard::engine::{
     Engine, EngineOptions, Generator, GeneratorOptions, Grpo, GrpoLoss, Objective, Prompt, ReferenceModel, SampledText,
@@ -151,7 +151,7 @@ fn mismatches(options: &EngineOptions, sizes: MeshSizes) -> [f64; 2] {
     let mut results = mesh_ranks(sizes, |rank| {
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
         let prompts: Vec<Prompt> = prompts(&options.spec, 4 * sizes.dp_shard);
-        let own = &prompts[4 * rank.mesh.dp.rank()..][..4];
+        let own = &prompts[4 * rank.mesh.group(Axis::Dp).rank()..][..4];
         let texts = engine.sample(own, COUNT, &sampling, &mut |of| of.ids.last() != Some(&1))?;
         let batch = rollouts(own, &texts);
         let tokens = engine.global_count(batch.loss_tokens())?;

@@ -6,7 +6,7 @@ use crate::common::*;
 use crate::muon::{meshes_of, updated, updated_alone};
 use flatshard::base::DType;
 use flatshard::ckpt::Checkpointer;
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
 use flatshard::nn::{Experts, Spec};
 use flatshard::optim::Rule;
@@ -138,7 +138,9 @@ fn part(sizes: MeshSizes, options: &EngineOptions, from: Option<&Path>, to: u64,
         let (store, optimizer) = engine.state();
         let done = from.map(|dir| ckpt.load(&dir.join("step-00000002"), store, optimizer)).transpose()?;
         let reports: Vec<StepReport> = (done.map_or(0, |state| state.step) + 1..=to)
-            .map(|number| step(&mut engine, &[batch(&options.spec, number, 0, rank.mesh.dp.rank())], number))
+            .map(|number| {
+                step(&mut engine, &[batch(&options.spec, number, 0, rank.mesh.group(Axis::Dp).rank())], number)
+            })
             .collect::<flatshard::base::Result<_>>()?;
         if let Some(dir) = save {
             let (store, optimizer) = engine.state();

@@ -4,7 +4,7 @@ use crate::common::stores::{by_tensor, reference, zero};
 use crate::common::*;
 use flatshard::base::CATEGORIES;
 use flatshard::base::{Category, DType};
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::engine::{Engine, EngineOptions, StepReport, Strategy};
 use flatshard::nn::{Decoder, Lora, Spec, Tuning};
 use flatshard::store::{Offload, ShardedOptions, Stage, Wrap, ZeroOptions};
@@ -108,7 +108,8 @@ fn held(world: usize, options: &EngineOptions) -> Vec<(Category, usize)> {
 fn reduced(options: &EngineOptions) -> u64 {
     let bytes = ranks(2, |rank| {
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
-        let group = if engine.state().0.replicated() { rank.mesh.loss } else { rank.mesh.fsdp };
+        let group =
+            if engine.state().0.replicated() { rank.mesh.group(Axis::Loss) } else { rank.mesh.group(Axis::Fsdp) };
         engine.evaluate(&[batch(&options.spec, 1, 0, rank.rank)])?;
         let before = group.stats().bytes;
         train(&mut engine, &options.spec, 1, 1)?;
@@ -153,9 +154,9 @@ fn resident_frozen_weights_are_gathered_once() {
         let bytes = ranks(2, |rank| {
             let mut engine = Engine::new(rank.device, &rank.mesh, &options)?;
             train(&mut engine, &spec, 2, 1)?;
-            let before = rank.mesh.fsdp.stats().bytes;
+            let before = rank.mesh.group(Axis::Fsdp).stats().bytes;
             train(&mut engine, &spec, 1, 1)?;
-            Ok(rank.mesh.fsdp.stats().bytes - before)
+            Ok(rank.mesh.group(Axis::Fsdp).stats().bytes - before)
         });
         let expected = 4 * learning..4 * learning + 4 * 1024;
         assert!(expected.contains(&bytes[0]), "{}: {} bytes, expected {expected:?}", options.strategy.name(), bytes[0]);

@@ -6,7 +6,7 @@ use crate::common::runs::*;
 use crate::common::{mesh_ranks, options, ranks, sharded, train};
 use flatshard::base::{Category, DType, Error};
 use flatshard::comm::flight::{Dump, Flight, KEPT, verdict};
-use flatshard::comm::{MeshSizes, Reduce, Tag};
+use flatshard::comm::{Axis, MeshSizes, Reduce, Tag};
 use flatshard::engine::Engine;
 use rustix::process::Signal;
 use std::fs;
@@ -33,7 +33,7 @@ fn the_ring_keeps_the_newest_entries_with_the_times_of_their_waits() {
             assert!(op.bytes > 0 && op.returned_s >= Some(op.started_s) && op.waited_s >= op.returned_s, "{op:?}");
         }
         for _ in 0..KEPT {
-            mesh.world.barrier(Tag::new("again", 0))?;
+            mesh.group(Axis::World).barrier(Tag::new("again", 0))?;
         }
         let last = flight.ops();
         assert_eq!(last.len(), KEPT);
@@ -48,7 +48,7 @@ fn the_same_program_has_the_same_schedule_and_another_has_another() {
         let hashes = ranks(2, |rank| {
             let flight = Flight::default();
             let mesh = flight.watch(rank.mesh.clone());
-            (0..3 + extra).try_for_each(|unit| mesh.world.barrier(Tag::new("work", unit)))?;
+            (0..3 + extra).try_for_each(|unit| mesh.group(Axis::World).barrier(Tag::new("work", unit)))?;
             Ok(flight.schedule())
         });
         assert_eq!(hashes[0], hashes[1]);
@@ -64,7 +64,7 @@ fn another_number_of_bytes_is_another_schedule() {
     let hash = |ep: usize, len: usize| {
         let hashes = mesh_ranks(MeshSizes { dp_replicate: 2, dp_shard: 2, sp: 1, tp: 1, ep }, |rank| {
             let flight = Flight::default();
-            let group = flight.watch(rank.mesh.clone()).dp_replicate;
+            let group = flight.watch(rank.mesh.clone()).group(Axis::DpReplicate).clone();
             let mut buf = rank.device.alloc(DType::F32, len, Category::Other)?;
             let ticket = group.all_reduce(Tag::new("gradients", 0), buf.view_mut(), Reduce::Sum)?;
             group.wait(ticket)?;
@@ -86,7 +86,7 @@ fn the_verdict_names_ranks_that_are_late_that_differ_and_that_left_no_record() {
         for (who, units) in [(0, &[1, 2, 3, 4][..]), (1, &[1, 2, 7]), (2, &[1, 2])] {
             let flight = Flight::default();
             let mesh = flight.watch(rank.mesh.clone());
-            units.iter().try_for_each(|&unit| mesh.world.barrier(Tag::new("work", unit)))?;
+            units.iter().try_for_each(|&unit| mesh.group(Axis::World).barrier(Tag::new("work", unit)))?;
             flight.dump(dir.0.path(), who, &Error::Run("as planned".into()))?;
         }
         Ok(())

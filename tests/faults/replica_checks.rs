@@ -5,6 +5,7 @@ use crate::common;
 use crate::common::runs::*;
 use crate::common::{Rank, batch, fsdp, mesh_ranks, options, sharded};
 use flatshard::base::{DType, Result};
+use flatshard::comm::Axis;
 use flatshard::comm::mesh::MeshSizes;
 use flatshard::device::ViewMut;
 use flatshard::engine::{Engine, EngineOptions};
@@ -27,7 +28,7 @@ fn flipped(sizes: MeshSizes, options: &EngineOptions, at: usize, what: In) -> Ve
         let mut engine = Engine::new(rank.device.clone(), &rank.mesh, options)?;
         let mut verify = Verify::new(rank.device, &rank.mesh, engine.state().0, 1)?;
         for number in 1..=2 {
-            common::step(&mut engine, &[batch(&options.spec, number, 0, rank.mesh.dp.rank())], number)?;
+            common::step(&mut engine, &[batch(&options.spec, number, 0, rank.mesh.group(Axis::Dp).rank())], number)?;
             let (store, optimizer) = engine.state();
             verify.after(number, store, optimizer)?;
         }

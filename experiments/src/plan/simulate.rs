@@ -127,11 +127,7 @@ pub fn step(
         Ok(())
     };
     run(1)?;
-    let mut axes =
-        vec![Axis::World, Axis::DpReplicate, Axis::DpShard, Axis::Sp, Axis::Tp, Axis::Fsdp, Axis::Dp, Axis::Loss];
-    if sizes.ep > 1 {
-        axes.extend([Axis::Ep, Axis::ExpertFsdp]);
-    }
+    let axes: Vec<_> = mesh.axes().collect();
     let stats = || axes.iter().map(|&axis| mesh.group(axis).stats()).collect::<Vec<_>>();
     let before = stats();
     world.clock.reset();

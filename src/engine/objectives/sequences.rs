@@ -9,7 +9,7 @@ use super::kto::{Kto, LabeledAnswer};
 use super::objective::Objective;
 use super::sums::PreferenceSums;
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, IGNORE};
 use crate::nn::{LossRows, SequenceBuffers, SequenceLoss, SequenceRows};
@@ -48,9 +48,9 @@ impl Sequences {
         let most = tokens + 1; // a document may be one token, and padding is one more
         Ok(Sequences {
             objective,
-            sums: mesh.sp.alloc(dtype, most, CommUse::Reduced, Category::Other)?,
+            sums: mesh.group(Axis::Sp).alloc(dtype, most, CommUse::Reduced, Category::Other)?,
             weights: dev.alloc(DType::F32, most, Category::Other)?,
-            sp: mesh.sp.clone(),
+            sp: mesh.group(Axis::Sp).clone(),
             rows: Vec::with_capacity(2 * most),
             tokens: Vec::with_capacity(most),
             numbers: Vec::with_capacity(most),

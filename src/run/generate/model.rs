@@ -5,6 +5,7 @@
 use super::ends::{special_stops, stop_tokens};
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
+use crate::comm::Axis;
 use crate::comm::env::RankEnv;
 use crate::comm::exchange::Exchange;
 use crate::comm::mesh::Mesh;
@@ -143,7 +144,7 @@ impl TextModel {
             Some(gpu) => gpu.require(planned, self.ranks.ranks_per_gpu).is_ok(),
             None => memory::available().is_none_or(|bytes| planned * self.ranks.nproc <= bytes),
         };
-        let mut exchange = Exchange::new(dev, mesh.world.clone(), "memory for weights", 1)?;
+        let mut exchange = Exchange::new(dev, mesh.group(Axis::World).clone(), "memory for weights", 1)?;
         Ok(exchange.gather(dev, &[u64::from(fits)])?.iter().all(|&fits| fits == 1))
     }
 }

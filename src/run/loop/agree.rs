@@ -1,6 +1,6 @@
 //! The vote of all ranks before a step, in one small all_reduce that starts one step ahead. Never trains.
 use crate::base::{Category, DType, Error, Result};
-use crate::comm::{Collective, CommUse, Mesh, Reduce, Tag};
+use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag};
 use crate::device::{Buf, Device, View};
 use crate::run::watch::HeldBytes;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Agreement {
 
 impl Agreement {
     pub fn new(mesh: &Mesh) -> Result<Agreement> {
-        let group = mesh.world.clone();
+        let group = mesh.group(Axis::World).clone();
         let len = 2 + RANK_WORDS * group.size();
         let buf = group.alloc(DType::F64, len, CommUse::Reduced, Category::Other)?;
         let counts = mesh.coords.sp == 0 && mesh.coords.tp == 0;

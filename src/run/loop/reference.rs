@@ -7,7 +7,7 @@ use super::context::RankContext;
 use super::load;
 use crate::base::{Category, DType, Result};
 use crate::comm::exchange::Exchange;
-use crate::comm::{CommUse, Reduce, Tag};
+use crate::comm::{Axis, CommUse, Reduce, Tag};
 use crate::data::{Dataset, Loader, StepData, cache};
 use crate::engine::{ReferenceModel, ReferenceScorer};
 use crate::nn::{Spec, Tuning};
@@ -25,7 +25,7 @@ pub fn logps(rank: &RankContext, rows: &Arc<Dataset>) -> Result<Option<Arc<[[f64
     let key = key(rank, rows, &spec)?;
     let kept = cache::numbers(&cache, key).filter(|kept| kept.len() as u64 == 2 * rows.rows());
     // A host may lack what another one has.
-    let mut exchange = Exchange::new(&**device, mesh.world.clone(), "reference", 1)?;
+    let mut exchange = Exchange::new(&**device, mesh.group(Axis::World).clone(), "reference", 1)?;
     let have = exchange.gather(&**device, &[u64::from(kept.is_some())])?;
     let (count, started) = (rows.rows(), Instant::now());
     let all = match kept.filter(|_| !have.contains(&0)) {
@@ -66,11 +66,11 @@ fn compute(rank: &RankContext, rows: &Arc<Dataset>, spec: &Spec) -> Result<Vec<f
     let (plan, mesh, device) = (rank.plan, rank.mesh, &rank.device);
     let mut scorer = ReferenceScorer::new(device.clone(), mesh, &plan.engine, spec)?;
     load::reference(plan, device.clone(), mesh, scorer.model())?;
-    let options = plan.loader(mesh.dp.rank())?;
+    let options = plan.loader(mesh.group(Axis::Dp).rank())?;
     let (mut loader, mut step) = (Loader::evaluating(rows.clone(), &options), StepData::default());
     let (sequences, batch) = (rows.kind().sequences(), options.batch_size);
     let mut host = vec![0f64; 2 * options.global_batch() as usize];
-    let mut sums = mesh.loss.alloc(DType::F64, host.len(), CommUse::Reduced, Category::Other)?;
+    let mut sums = mesh.group(Axis::Loss).alloc(DType::F64, host.len(), CommUse::Reduced, Category::Other)?;
     let mut all = Vec::with_capacity(2 * rows.rows() as usize + host.len());
     while (all.len() as u64) < 2 * rows.rows() {
         loader.next(&mut step);
@@ -88,10 +88,10 @@ fn compute(rank: &RankContext, rows: &Arc<Dataset>, spec: &Spec) -> Result<Vec<f
             }
         }
         device.upload(bytemuck::cast_slice(&host), sums.view_mut())?;
-        let ticket = mesh.loss.all_reduce(Tag::new("reference", 0), sums.view_mut(), Reduce::Sum)?;
-        mesh.loss.wait(ticket)?;
+        let ticket = mesh.group(Axis::Loss).all_reduce(Tag::new("reference", 0), sums.view_mut(), Reduce::Sum)?;
+        mesh.group(Axis::Loss).wait(ticket)?;
         device.download(sums.view(), bytemuck::cast_slice_mut(&mut host))?;
-        mesh.loss.wait_sent(ticket)?;
+        mesh.group(Axis::Loss).wait_sent(ticket)?;
         all.extend(&host);
     }
     all.truncate(2 * rows.rows() as usize);

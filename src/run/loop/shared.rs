@@ -106,7 +106,7 @@ impl Drop for Probe {
 mod tests {
     use super::*;
     use crate::base::Meter;
-    use crate::comm::{MeshSizes, shm};
+    use crate::comm::{Axis, MeshSizes, shm};
     use crate::device::cpu::CpuDevice;
 
     /// The result of every rank, each on its own host with its own path.
@@ -115,7 +115,7 @@ mod tests {
         let meshes = shm::threads(MeshSizes::sharded(dirs.len()), &meters).unwrap();
         let rank = |(rank, (mesh, dir)): (usize, (crate::comm::Mesh, &PathBuf))| {
             let dev = CpuDevice::new(Meter::default());
-            one("--ckpt-dir", dir, &format!("node{rank}"), &dev, &mesh.world)
+            one("--ckpt-dir", dir, &format!("node{rank}"), &dev, mesh.group(Axis::World))
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> =

@@ -11,6 +11,7 @@ use super::verify::Verify;
 use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
+use crate::comm::Axis;
 use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepCounts, StepReport};
@@ -69,8 +70,9 @@ impl<'a> Trainer<'a> {
         let compared = reference::logps(rank, &plan.dataset)?;
         let evaluated = plan.eval.as_ref().map(|eval| reference::logps(rank, eval)).transpose()?.flatten();
         let mut engine = Engine::unfilled(rank.device.clone(), mesh, &plan.engine)?;
-        let mut loader = Loader::new(plan.dataset.clone(), plan.loader(mesh.dp.rank())?)?.compare(compared);
-        let held_out = HeldOut::of(plan, &loader, mesh.dp.rank(), evaluated)?;
+        let mut loader =
+            Loader::new(plan.dataset.clone(), plan.loader(mesh.group(Axis::Dp).rank())?)?.compare(compared);
+        let held_out = HeldOut::of(plan, &loader, mesh.group(Axis::Dp).rank(), evaluated)?;
 
         tracer.phase(0, "load");
         let LoadedRun { mut checkpointer, resumed, seconds } =

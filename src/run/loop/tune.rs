@@ -4,8 +4,8 @@
 //! Later shapes (evaluation, rows of other lengths) use the library's first choice. Never times inside a step.
 use super::context::RankContext;
 use crate::base::{Error, Meter, Result};
-use crate::comm::env;
 use crate::comm::exchange::texts;
+use crate::comm::{Axis, env};
 use crate::data::MicroBatch;
 use crate::device::gpu::GpuDevice;
 use crate::device::gpu::cuda::{Choices, Cuda, Rehearsal, TunedProducts, WantedProduct};
@@ -66,13 +66,13 @@ fn rehearsed(rank: &RankContext, gpu: &Arc<Cuda>, batches: &[MicroBatch]) -> Res
 
 /// The choices of all ranks on such machines; of the lowest rank where they differ.
 fn agreed(rank: &RankContext, mine: &RankChoices) -> Result<Choices> {
-    if rank.mesh.world.size() == 1 {
+    if rank.mesh.group(Axis::World).size() == 1 {
         return Ok(mine.choices.clone());
     }
     let unread = |e: serde_json::Error| Error::op("tune", format!("a rank's choices of algorithms: {e}"));
     let text = serde_json::to_string(mine).map_err(unread)?;
     let mut all = Choices::default();
-    for text in texts(&*rank.device, &rank.mesh.world, "tune", &text)? {
+    for text in texts(&*rank.device, rank.mesh.group(Axis::World), "tune", &text)? {
         let theirs: RankChoices = serde_json::from_str(&text).map_err(unread)?;
         if theirs.machine == mine.machine {
             all.fill_from(&theirs.choices);

@@ -5,9 +5,9 @@
 //! Ranks exchange one hash per unit, or two with tp. State that only one rank holds (FULL_SHARD, ZeRO's shards) cannot
 //! be compared, and a fault in a gradient before the reduction reaches all ranks alike.
 use crate::base::{Error, Result};
-use crate::comm::Collective;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::mesh::{Mesh, MeshSizes};
+use crate::comm::{Axis, Collective};
 use crate::device::{Device, View};
 use crate::nn::Segment;
 use crate::optim::Optimizer;
@@ -48,11 +48,11 @@ impl Verify {
             Ok(())
         })?;
         let (replicas, uncut) = copies(&mesh.sizes, store.replicated());
-        let exchange = Exchange::new(&*dev, mesh.world.clone(), "verify", 2 * units.len())?;
+        let exchange = Exchange::new(&*dev, mesh.group(Axis::World).clone(), "verify", 2 * units.len())?;
         Ok(Verify {
             every,
             dev,
-            world: mesh.world.clone(),
+            world: mesh.group(Axis::World).clone(),
             exchange,
             replicas,
             uncut,

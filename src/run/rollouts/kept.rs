@@ -1,8 +1,8 @@
 //! The samples of a step, for its further updates and for checkpoints between them: by row, so that any mesh finds its
 //! own. Never samples, and never judges.
 use crate::base::{Error, Result};
-use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
+use crate::comm::{Axis, Mesh};
 use crate::data::{MicroBatch, SampleRow};
 use crate::device::Device;
 use crate::engine::Prompt;
@@ -56,10 +56,10 @@ pub fn shared(dev: &dyn Device, mesh: &Mesh, groups: &BTreeMap<u64, DrawnGroup>)
             words.extend(ids.iter().zip(logprobs).map(|(&id, x)| (id as u64) << 32 | x.to_bits() as u64));
         }
     }
-    let mut lengths = Exchange::new(dev, mesh.dp.clone(), "length of samples", 1)?;
+    let mut lengths = Exchange::new(dev, mesh.group(Axis::Dp).clone(), "length of samples", 1)?;
     let most = lengths.gather(dev, &[words.len() as u64])?.into_iter().max().unwrap_or(1) as usize;
     words.resize(most, 0);
-    let all = Exchange::new(dev, mesh.dp.clone(), "samples", most)?.gather(dev, &words)?;
+    let all = Exchange::new(dev, mesh.group(Axis::Dp).clone(), "samples", most)?.gather(dev, &words)?;
     let mut rows = BTreeMap::new();
     for rank in all.chunks_exact(most) {
         let mut words = rank.iter().copied();

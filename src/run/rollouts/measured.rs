@@ -1,8 +1,8 @@
 //! What is known of a step's samples before they are trained on, over all ranks. Never judges one.
 use super::rewards::Judged;
 use crate::base::Result;
-use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
+use crate::comm::{Axis, Mesh};
 use crate::device::Device;
 use crate::engine::SampledText;
 use serde::Serialize;
@@ -86,7 +86,7 @@ pub fn share(
         numbers.resize(words, 0.0);
         numbers.into_iter().map(f64::to_bits).collect()
     });
-    let mut exchange = Exchange::new(dev, mesh.world.clone(), "samples of a step", 1 + words)?;
+    let mut exchange = Exchange::new(dev, mesh.group(Axis::World).clone(), "samples of a step", 1 + words)?;
     let all = match exchange.share(dev, "judge its samples", numbers, words) {
         Ok(all) => all,
         Err(e) => return Ok(Err(e)),

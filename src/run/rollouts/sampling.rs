@@ -6,8 +6,8 @@ use super::program::JudgedSample;
 use super::rewards::{Judged, Rewards};
 use super::{files, longest};
 use crate::base::{Error, Result};
-use crate::comm::Mesh;
 use crate::comm::exchange::Exchange;
+use crate::comm::{Axis, Mesh};
 use crate::data::{Fetched, JsonRow, MicroBatch, Tokenizer};
 use crate::device::{Device, IGNORE};
 use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
@@ -59,7 +59,7 @@ impl StepSampler {
         // Each data-parallel rank has a file, and the first rank of its tp group writes it.
         let record = s.objective.record_rollouts.as_ref().filter(|_| mesh.coords.tp == 0 && mesh.coords.sp == 0);
         let record = record.map(|path| {
-            let path = match mesh.dp.rank() {
+            let path = match mesh.group(Axis::Dp).rank() {
                 0 => path.clone(),
                 rank => path.with_extension(format!("{rank}.jsonl")),
             };
@@ -168,10 +168,10 @@ impl StepSampler {
             Ok(means) => self.means = Some(means),
             Err(e) => return Ok(Err(e)),
         }
-        if mesh.tp.size() > 1 {
+        if mesh.group(Axis::Tp).size() > 1 {
             let mut words: Vec<u64> = rewards.iter().map(|reward| reward.to_bits() as u64).collect();
             words.resize(texts.len(), 0);
-            let all = Exchange::new(dev, mesh.tp.clone(), "rewards", words.len())?.gather(dev, &words)?;
+            let all = Exchange::new(dev, mesh.group(Axis::Tp).clone(), "rewards", words.len())?.gather(dev, &words)?;
             rewards = all[..texts.len()].iter().map(|&bits| f32::from_bits(bits as u32)).collect();
         }
         self.record(step, &prompts, &texts, &rewards)?;

@@ -7,7 +7,7 @@
 use crate::base::CATEGORIES;
 use crate::base::history::{History, MemoryRow};
 use crate::base::{Category, Error, Result};
-use crate::comm::{Mesh, Tag};
+use crate::comm::{Axis, Mesh, Tag};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -56,13 +56,13 @@ impl MemoryTimeline {
     /// Writes one file of all ranks whose files rank 0 can see. Collective.
     pub fn finish(&self, mesh: &Mesh) -> Result<()> {
         let written = self.salvage();
-        mesh.world.barrier(Tag::new("memory timeline", 0))?;
+        mesh.group(Axis::World).barrier(Tag::new("memory timeline", 0))?;
         written?;
         if self.rank > 0 {
             return Ok(());
         }
         let failed = |e| Error::io("write the memory timeline", &self.path, e);
-        let parts = (0..mesh.world.size()).map(|rank| part(&self.path, rank)).filter(|part| part.exists());
+        let parts = (0..mesh.group(Axis::World).size()).map(|rank| part(&self.path, rank)).filter(|part| part.exists());
         let mut all = String::new();
         for part in parts {
             let text = std::fs::read_to_string(&part).map_err(failed)?;

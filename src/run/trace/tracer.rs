@@ -7,7 +7,7 @@ use super::summary::Summary;
 use crate::base::timeline::{Lane, Mark, Span, Timeline};
 use crate::base::{Error, Meter, Result};
 use crate::ckpt::Checkpointer;
-use crate::comm::{Mesh, Tag, timed};
+use crate::comm::{Axis, Mesh, Tag, timed};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::run::plan::Plan;
@@ -192,7 +192,7 @@ impl Tracer {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("replace a trace", &stale, e)),
             _ => self.write(profile),
         };
-        mesh.world.barrier(Tag::new("traces", 0))?;
+        mesh.group(Axis::World).barrier(Tag::new("traces", 0))?;
         written?;
         if self.rank != 0 {
             return Ok(None);

@@ -17,9 +17,9 @@ use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
 use crate::base::{DType, Error, Result, printable};
 use crate::ckpt::{self, Evaluations, SavedCheckpoint};
-use crate::comm::CommStats;
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
+use crate::comm::{Axis, CommStats};
 use crate::data::StepData;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
@@ -123,7 +123,7 @@ impl<'a> Reporter<'a> {
             sinks.push(Box::new(Metrics::open(path, go_on || run.after.is_some())?));
         }
         if let Some(dir) = plan.settings.watch.tensorboard.as_ref().filter(|_| first) {
-            sinks.push(Box::new(TensorBoard::open(dir, go_on, done, mesh.world.size(), &plan.print()?)?));
+            sinks.push(Box::new(TensorBoard::open(dir, go_on, done, mesh.group(Axis::World).size(), &plan.print()?)?));
         }
         Ok(Reporter {
             sinks,
@@ -192,7 +192,7 @@ impl<'a> Reporter<'a> {
         self.tell_sinks(&Event::Run(&json!({
             "schema": SCHEMA,
             "config": self.plan.config_json(),
-            "world_size": self.mesh.world.size(),
+            "world_size": self.mesh.group(Axis::World).size(),
             "mesh": self.plan.mesh_json(),
             "device": device,
             "params": self.plan.size.params,

@@ -1,7 +1,7 @@
 //! How close a step comes to what the machine can do: `mfu`, and the speed of light `sol`. Never changes what runs.
 use super::limits::Limits;
 use crate::base::Result;
-use crate::comm::Mesh;
+use crate::comm::{Axis, Mesh};
 use crate::data::{MicroBatch, SampleKind};
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
@@ -49,7 +49,7 @@ impl SpeedOfLight {
         let strategy = engine::strategy(s, DeviceName::Cpu, spec)?;
         let options = EngineOptions { strategy, ..plan.engine.clone() };
         let mut counter = StepCounter::new(&options, mesh.sizes, mesh.rank())?;
-        let loader = plan.loader(mesh.dp.rank())?;
+        let loader = plan.loader(mesh.group(Axis::Dp).rank())?;
         let row = vec![0; plan.dataset.max_sequence()];
         let sequences = loader.batch_size * plan.dataset.max_len() / row.len();
         let rows = MicroBatch::from_rows((0..sequences).map(|_| &row[..]));
@@ -68,11 +68,17 @@ impl SpeedOfLight {
             _ if known.is_none() && !measures => None,
             _ => {
                 let work = (&full, plan.steps());
-                Some(Limits::measure(device, &mesh.world, work, measures.then_some(4 * plan.size.params), known)?)
+                Some(Limits::measure(
+                    device,
+                    mesh.group(Axis::World),
+                    work,
+                    measures.then_some(4 * plan.size.params),
+                    known,
+                )?)
             }
         };
         let peak = limits.as_ref().and_then(|limits| limits.flops(plan.engine.strategy.dtype()));
-        let foundry = spec.flops_per_token(plan.dataset.max_sequence()) as f64 / mesh.world.size() as f64;
+        let foundry = spec.flops_per_token(plan.dataset.max_sequence()) as f64 / mesh.group(Axis::World).size() as f64;
         Ok(SpeedOfLight {
             counter,
             full,

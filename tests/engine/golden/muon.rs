@@ -4,7 +4,7 @@ use super::{Golden, fill, spec};
 use crate::common::golden_tensors::Tensors;
 use crate::common::{fragments, fsdp, mesh_ranks, options, sharded, whole};
 use flatshard::base::Result;
-use flatshard::comm::MeshSizes;
+use flatshard::comm::{Axis, MeshSizes};
 use flatshard::engine::{Engine, EngineOptions, Step};
 use flatshard::nn::Arch;
 use flatshard::optim::Rule;
@@ -33,7 +33,7 @@ fn muon_agrees(arch: Arch, sizes: MeshSizes) {
         } else {
             fill_part(&mut engine, &golden)?;
         }
-        let (dp, index) = (rank.mesh.dp.size(), rank.mesh.dp.rank());
+        let (dp, index) = (rank.mesh.group(Axis::Dp).size(), rank.mesh.group(Axis::Dp).rank());
         let steps = (1..=10).map(|number| {
             let documents = index * 4 / dp..(index + 1) * 4 / dp;
             let batch = golden.micro_batch((number - 1) % 2, documents);

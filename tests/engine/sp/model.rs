@@ -72,7 +72,8 @@ fn trained(sizes: MeshSizes, options: &EngineOptions, steps: u64, lengths: [&[us
         let mut engine = Engine::new(rank.device, &rank.mesh, options)?;
         let reports = (1..=steps).map(|number| {
             let batch = |i: usize| documents(&options.spec, 10 * number + i as u64, lengths[i]);
-            let batches: Vec<_> = if dp == 1 { (0..2).map(batch).collect() } else { vec![batch(rank.mesh.dp.rank())] };
+            let batches: Vec<_> =
+                if dp == 1 { (0..2).map(batch).collect() } else { vec![batch(rank.mesh.group(Axis::Dp).rank())] };
             step(&mut engine, &batches, number)
         });
         Ok((reports.collect::<Result<Vec<StepReport>>>()?, fragments(&mut engine)?))
@@ -230,7 +231,7 @@ fn bytes_match_the_formula() {
                     let mesh = rank.mesh.wrap(|group| Arc::new(Recorder::new(group, log.clone())));
                     let mut engine = Engine::new(rank.device, &mesh, &options)?;
                     log.clear();
-                    let before = mesh.sp.stats().bytes;
+                    let before = mesh.group(Axis::Sp).stats().bytes;
                     step(&mut engine, &[documents(&spec, 1, &PACKED)], 1)?;
                     let among = log.entries().into_iter().filter(|entry| entry.axis == Axis::Sp);
                     // All-gathers and reduce-scatters record their full buffer, of which (R - 1) / R comes from other
@@ -240,7 +241,7 @@ fn bytes_match_the_formula() {
                         _ => entry.bytes / ranks * (ranks - 1),
                     };
                     let recorded = among.map(bytes).sum::<usize>();
-                    assert_eq!(mesh.sp.stats().bytes - before, recorded as u64, "counted and recorded");
+                    assert_eq!(mesh.group(Axis::Sp).stats().bytes - before, recorded as u64, "counted and recorded");
                     Ok(recorded)
                 });
                 let others = ranks - 1;
