@@ -11,7 +11,7 @@ use flatshard::device::cpu::CpuDevice;
 use flatshard::device::{Buf, Device};
 use flatshard::engine::{Engine, EngineOptions, Step, Strategy};
 use flatshard::nn::{Grads, Layout, ParamStore, Pass, Spec, Weights};
-use flatshard::store::{Offload, PackedShard, ReplicatedOptions, Shard, Store};
+use flatshard::store::{Offload, ReplicatedOptions, Shard, Store};
 use std::sync::Arc;
 
 struct Layer {
@@ -41,23 +41,17 @@ impl LayerByLayer {
     }
 }
 
-/// Nothing is frozen, so those parts are empty.
-fn weights<'a>(weights: &'a Buf, layout: &'a Layout) -> Weights<'a> {
-    let none = weights.view().slice(0..0);
-    Weights { trained: weights.view(), frozen: none, packed: none, coded: None, layout }
-}
-
 /// Called by the model.
 impl ParamStore for LayerByLayer {
     fn acquire(&mut self, layer: usize, _: Pass) -> Result<Weights<'_>> {
-        Ok(weights(&self.layers[layer].weights, &self.layers[layer].layout))
+        Ok(Weights::plain(self.layers[layer].weights.view(), &self.layers[layer].layout))
     }
     fn release(&mut self, _: usize, _: Pass) -> Result<()> {
         Ok(())
     }
     fn grads(&mut self, layer: usize) -> Result<(Weights<'_>, Grads<'_>)> {
         let Layer { layout, weights: own, grads, .. } = &mut self.layers[layer];
-        Ok((weights(own, layout), Grads::new(Some(grads.view_mut()), layout)))
+        Ok((Weights::plain(own.view(), layout), Grads::new(Some(grads.view_mut()), layout)))
     }
     fn grads_ready(&mut self, index: usize) -> Result<()> {
         let layer = &mut self.layers[index];
@@ -93,9 +87,6 @@ impl Store for LayerByLayer {
             let (master, grad) = (weights.view_mut(), Some(grads.view_mut()));
             f(Shard { unit, layout, start: 0, master, param: None, grad })
         })
-    }
-    fn for_each_packed(&mut self, _: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
-        Ok(())
     }
     fn weights_changed(&mut self) -> Result<()> {
         Ok(())

@@ -10,7 +10,7 @@ use super::source::TensorSource;
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::device::Device;
-use crate::nn::{Layout, Spec, is_adapter};
+use crate::nn::{Layout, Segment, Spec, is_adapter};
 use crate::optim::Moments;
 use crate::store::{Store, assign, values as read_values};
 use safetensors::Dtype;
@@ -117,7 +117,7 @@ impl Checkpointer {
         let mut layouts = self.layouts.clone();
         layouts.iter_mut().for_each(|layout| layout.segments.retain(|segment| !is_adapter(segment)));
         let opened = Merging::open(&dir, &self.spec, &layouts).and_then(|mut merging| {
-            if layouts.iter().flat_map(|layout| &layout.segments).any(|segment| segment.packed) {
+            if layouts.iter().flat_map(|layout| &layout.segments).any(Segment::is_packed) {
                 merging.base = Some(TensorSource::model(base, &self.spec, &layouts)?);
             }
             Ok(merging)

@@ -21,7 +21,7 @@ pub(super) struct Summed {
 }
 
 fn is_summed(segment: &Segment) -> bool {
-    segment.tp == Tp::Summed && segment.trainable
+    segment.tp == Tp::Summed && segment.is_trained()
 }
 
 /// Elements per all-reduce: all such tensors if they fit; 0 without tp.

@@ -95,8 +95,8 @@ impl ParamStore for Watched<'_> {
             self.ahead = self.ahead.max(layer);
         }
         if self.watchers.history().is_some() {
-            let place = if weights.trained.is_empty() { weights.frozen } else { weights.trained };
-            self.weights.push((layer, place.address(), weights.trained.bytes() + weights.frozen.bytes()));
+            let (address, bytes) = weights.place();
+            self.weights.push((layer, address, bytes));
         }
         let next = match (layer, pass) {
             (ROOT, _) if self.roots == 1 => Some("embed"),

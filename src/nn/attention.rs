@@ -115,7 +115,7 @@ impl RowBias {
     }
     /// Adds the column sums of `dy` to the biases' gradients.
     fn grad(&self, dev: &dyn Device, dw: &mut Grads, row: &mut Tensor, dy: View) -> Result<()> {
-        if !self.0.iter().any(|part| dw.layout.segments[part.segment].trainable) {
+        if !self.0.iter().any(|part| dw.layout.segments[part.segment].is_trained()) {
             return Ok(());
         }
         dev.zero(row.rows_mut(1))?;

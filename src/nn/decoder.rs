@@ -3,7 +3,7 @@
 use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
-use super::layout::{Layout, Segment};
+use super::layout::{Layout, Segment, Storage};
 use super::linear::TILE;
 use super::lora::{self, is_adapter};
 use super::per_layer::PerLayerRoot;
@@ -96,7 +96,7 @@ impl Decoder {
             let has_experts = layouts.iter().any(|l| l.experts && l.segments.iter().any(is_adapter));
             adapters.experts = if has_experts { lora.rank } else { 0 };
         }
-        let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.packed);
+        let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.is_packed());
         adapters.tile = packed.map(Segment::extent).max().unwrap_or(0).min(TILE);
         for matrix in layouts.iter().flat_map(|l| &l.segments).filter(|s| s.fp8) {
             let shape = matrix.fp8_shape();
@@ -104,7 +104,7 @@ impl Decoder {
             (adapters.weight, adapters.scales) =
                 (adapters.weight.max(shape.len()), adapters.scales.max(Fp8Work::scales(&shape)));
         }
-        let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.trainable);
+        let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.is_trained());
         for sparse in blocks.iter().filter_map(DecoderBlock::sparse) {
             sparse.experts.check(&layouts[sparse.experts.layer])?;
         }
@@ -144,7 +144,8 @@ impl Decoder {
     /// The same with every tensor frozen.
     pub fn frozen_layouts(&self) -> Vec<Layout> {
         let mut layouts = self.layouts.clone();
-        layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|s| s.trainable = false);
+        let trained = layouts.iter_mut().flat_map(|l| &mut l.segments).filter(|s| s.is_trained());
+        trained.for_each(|s| s.storage = Storage::Frozen);
         set_saved(&mut layouts);
         layouts
     }

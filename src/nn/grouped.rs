@@ -57,7 +57,7 @@ impl GroupedLinear {
     pub fn check(&self, layout: &Layout) -> Result<()> {
         let adapters = self.adapter.iter().flat_map(|adapter| [&adapter.a, &adapter.b]);
         for kind in [&self.weight].into_iter().chain(adapters) {
-            let trainable = |e: usize| layout.segments[kind.segment(e)].trainable;
+            let trainable = |e: usize| layout.segments[kind.segment(e)].is_trained();
             if let Some(e) = (0..kind.count).find(|&e| trainable(e) != trainable(0)) {
                 return Err(Error::input(format!(
                     "freeze: {} is trained and {} is not; freeze all experts of a block or none",

@@ -1,6 +1,7 @@
 //! The tensors in a flat buffer: the ONE table that init, weight decay, clipping, checkpoints and tests read. Never
 //! holds values.
 use super::split::Slice;
+use crate::base::DType;
 use crate::base::fp8::Fp8Shape;
 use crate::base::nf4::Nf4Shape;
 use crate::device::ALIGN;
@@ -88,11 +89,50 @@ impl Tp {
     }
 }
 
-/// Where a matrix's codes and scales begin in the buffers of its unit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where a matrix's codes begin in the buffer of its unit, and its scales among those of all units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CodePlace {
     pub codes: usize,
     pub scales: usize,
+}
+
+/// How a tensor, or all of a flat buffer, is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Storage {
+    /// Master weights, a gradient and optimizer state.
+    Trained,
+    /// The same, and what is gathered are codes of FP8. Only stores decide so.
+    Coded(CodePlace),
+    /// Frozen, with master weights, because checkpoints store it.
+    Saved,
+    /// Frozen, in the compute dtype only: checkpoints leave it out.
+    Frozen,
+    /// A frozen matrix in 4 bits ([`crate::base::nf4`]), as bytes.
+    Nf4,
+}
+
+impl Storage {
+    /// One for each kind of buffer that a unit can have, in the order of [`Storage::buffer`].
+    pub const BUFFERS: [Storage; 4] =
+        [Storage::Trained, Storage::Coded(CodePlace { codes: 0, scales: 0 }), Storage::Frozen, Storage::Nf4];
+
+    /// The kind of buffer that it is in.
+    pub fn buffer(self) -> usize {
+        match self {
+            Storage::Trained => 0,
+            Storage::Coded(_) => 1,
+            Storage::Saved | Storage::Frozen => 2,
+            Storage::Nf4 => 3,
+        }
+    }
+    /// Otherwise it is frozen: without a gradient, optimizer state and reduction.
+    pub fn is_trained(self) -> bool {
+        matches!(self, Storage::Trained | Storage::Coded(_))
+    }
+    /// What is gathered, when layers compute in `dtype`.
+    pub fn dtype(self, dtype: DType) -> DType {
+        if matches!(self, Storage::Coded(_) | Storage::Nf4) { DType::U8 } else { dtype }
+    }
 }
 
 /// A named tensor inside a layer's flat buffer.
@@ -107,20 +147,13 @@ pub struct Segment {
     /// Which ranks of ep have the tensor; none: all.
     pub ep: Option<usize>,
     pub tp: Tp,
-    /// First element, or byte if packed, in its buffer; a multiple of [`ALIGN`].
+    /// First element in its buffer, or byte in that of [`Storage::Nf4`]; a multiple of [`ALIGN`].
     pub start: usize,
-    /// A frozen matrix in 4 bits ([`crate::base::nf4`]): bytes in a buffer of their own.
-    pub packed: bool,
+    pub storage: Storage,
     /// A matrix whose forward product and input gradient are computed from operands in [`crate::base::fp8`].
     pub fp8: bool,
-    /// Where it is in 8 bits, if the store gathers it so.
-    pub codes: Option<CodePlace>,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
-    /// A frozen tensor (false) has no gradient, no optimizer state and no reduction.
-    pub trainable: bool,
-    /// Whether checkpoints store it, so that it has f32 masters.
-    pub saved: bool,
     /// Factor of the learning rate.
     pub lr_scale: f32,
     pub init: Init,
@@ -133,9 +166,19 @@ impl Segment {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Its place in its buffer: elements, or bytes if packed.
+    /// Its elements in its buffer.
     pub fn range(&self) -> Range<usize> {
-        self.start..self.start + if self.packed { self.packing().bytes() } else { self.len() }
+        self.start..self.start + self.len()
+    }
+    /// Its bytes in the buffer of [`Storage::Nf4`].
+    pub fn bytes(&self) -> Range<usize> {
+        self.start..self.start + self.packing().bytes()
+    }
+    pub fn is_trained(&self) -> bool {
+        self.storage.is_trained()
+    }
+    pub fn is_packed(&self) -> bool {
+        self.storage == Storage::Nf4
     }
     /// As a weight of products in FP8: this rank's part.
     pub fn fp8_shape(&self) -> Fp8Shape {
@@ -160,7 +203,7 @@ impl Segment {
     }
     /// Elements, or bytes if packed, reserved in its buffer.
     fn room(&self) -> usize {
-        if self.packed { Nf4Shape { len: self.extent(), ..self.packing() }.bytes() } else { self.extent() }
+        if self.is_packed() { Nf4Shape { len: self.extent(), ..self.packing() }.bytes() } else { self.extent() }
     }
     /// Shape of the whole tensor, over all tp ranks.
     pub fn global_shape(&self) -> Vec<usize> {
@@ -262,12 +305,9 @@ impl Layout {
             ep: None,
             tp,
             start: 0,
-            packed: false,
+            storage: Storage::Trained,
             fp8: false,
-            codes: None,
             decay,
-            trainable: true,
-            saved: true,
             lr_scale: 1.0,
             init,
         })
@@ -286,7 +326,7 @@ impl Layout {
     }
     /// Appends a segment of another layout at a new offset and returns its index.
     pub fn place(&mut self, segment: Segment) -> usize {
-        let end = if segment.packed { &mut self.packed } else { &mut self.len };
+        let end = if segment.is_packed() { &mut self.packed } else { &mut self.len };
         let start = *end;
         *end = (start + segment.room()).next_multiple_of(ALIGN);
         self.segments.push(Segment { start, ..segment });

@@ -5,10 +5,10 @@ pub(super) use self::adapter::Adapter;
 use self::adapter::Sides;
 use super::context::{Cx, DropoutSite};
 use super::saved::AdapterScratch;
-use super::store::{Grads, Weights};
+use super::store::{Grads, WeightMatrix, Weights};
 use super::tensor::Tensor;
-use crate::base::Result;
 use crate::base::fp8::Fp8;
+use crate::base::{Error, Result};
 use crate::device::ops::{
     Bias, BiasBackward, Epilogue, Expand, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmShape, GemmThen,
 };
@@ -94,7 +94,7 @@ impl Linear {
     /// is not alone where adapters are off either: the base rounds its sums where the adapted model does, so that both
     /// are one function, bit for bit, while the adapter adds nothing.
     fn is_alone(&self, w: Weights) -> bool {
-        self.adapter.is_none() && w.packed(self.weight).is_none()
+        self.adapter.is_none() && !w.is_packed(self.weight)
     }
 
     /// Assigns `y`. `work` is scratch.
@@ -189,26 +189,7 @@ impl Linear {
         then: Epilogue,
     ) -> Result<()> {
         let shape = self.shape(x.len() / self.inputs);
-        self.gemm(cx, w, shape, (Fp8::E4m3, x), work, y, Some(then))
-    }
-    /// `c (+)= a B`, B the weight, which is not packed, or its transpose; `a` rounded in `format` if that is in FP8.
-    #[allow(clippy::too_many_arguments)] // a product's operands and its epilogue
-    fn gemm(
-        &self,
-        cx: &Cx,
-        w: Weights,
-        shape: GemmShape,
-        (format, a): (Fp8, View),
-        work: &mut AdapterScratch,
-        c: ViewMut,
-        then: Option<Epilogue>,
-    ) -> Result<()> {
-        let held = self.held();
-        match (w.fp8(self.weight, &held), then) {
-            (Some(b), then) => cx.dev.fp8_gemm(Fp8Gemm { shape, format, a, b, c, then, work: work.fp8.work() }),
-            (None, Some(then)) => cx.dev.gemm_then(GemmThen { shape, a, b: w.get(self.weight).slice(held), c, then }),
-            (None, None) => cx.dev.gemm(Gemm { shape, a, b: w.get(self.weight).slice(held), c }),
-        }
+        self.multiply(cx, w, shape, (Fp8::E4m3, x), work, y, Some(then))
     }
     fn shape(&self, n: usize) -> GemmShape {
         match self.form {
@@ -226,14 +207,16 @@ impl Linear {
     /// `forward` without the bias, which is added once after ranks have summed their products. Assigns.
     pub fn product(&self, cx: &Cx, w: Weights, x: View, work: &mut AdapterScratch, mut y: ViewMut) -> Result<()> {
         let (shape, band) = (self.shape(x.len() / self.inputs).ldc(self.row), self.column..y.len());
-        self.multiply(cx, w, shape, (Fp8::E4m3, x), work, y.reborrow().slice(band))?;
+        self.multiply(cx, w, shape, (Fp8::E4m3, x), work, y.reborrow().slice(band), None)?;
         match self.adapter(cx) {
             Some(adapter) => adapter.forward(cx, w, self.sides(), x, work, y),
             None => Ok(()),
         }
     }
-    /// `c (+)= a B`, B the weight or its transpose. A packed weight is expanded tile by tile: columns of B, with all of
-    /// the sum, so that the bits are those of one product.
+    /// `c (+)= a B`, B the weight or its transpose; `a` rounded in `format` if that is in FP8. `then` only where the
+    /// weight is not packed: that is expanded tile by tile, columns of B, with all of the sum, so that the bits are
+    /// those of one product.
+    #[allow(clippy::too_many_arguments)] // a product's operands and its epilogue
     fn multiply(
         &self,
         cx: &Cx,
@@ -242,9 +225,16 @@ impl Linear {
         (format, a): (Fp8, View),
         work: &mut AdapterScratch,
         mut c: ViewMut,
+        then: Option<Epilogue>,
     ) -> Result<()> {
-        let Some(from) = w.packed(self.weight) else {
-            return self.gemm(cx, w, shape, (format, a), work, c, None);
+        let from = match (w.matrix(self.weight, self.held()), then) {
+            (WeightMatrix::Fp8(b), then) => {
+                return cx.dev.fp8_gemm(Fp8Gemm { shape, format, a, b, c, then, work: work.fp8.work() });
+            }
+            (WeightMatrix::Plain(b), Some(then)) => return cx.dev.gemm_then(GemmThen { shape, a, b, c, then }),
+            (WeightMatrix::Plain(b), None) => return cx.dev.gemm(Gemm { shape, a, b, c }),
+            (WeightMatrix::Nf4(from), None) => from,
+            (WeightMatrix::Nf4(_), Some(_)) => return Err(Error::op("product", "a packed weight has no epilogue")),
         };
         let tile = &mut work.tile;
         let wide = match tile.len() / shape.k.max(1) {
@@ -307,7 +297,7 @@ impl Linear {
         }
         self.weight_grad(cx, w, dw, x, dy, work)?;
         let (shape, a) = (self.input_shape(dx.len() / self.inputs), dy.slice(self.column..dy.len()));
-        self.gemm(cx, w, shape, (Fp8::E5m2, a), work, dx, Some(Epilogue::GeluBackward { z, product }))
+        self.multiply(cx, w, shape, (Fp8::E5m2, a), work, dx, Some(Epilogue::GeluBackward { z, product }))
     }
 
     /// `dx = dy Wᵀ`. Assigns, or adds with `accumulate`; and assigns what [`Linear::weight_grad`] needs of `work`.
@@ -321,7 +311,7 @@ impl Linear {
         accumulate: bool,
     ) -> Result<()> {
         let shape = GemmShape { accumulate, ..self.input_shape(dx.len() / self.inputs) };
-        self.multiply(cx, w, shape, (Fp8::E5m2, dy.slice(self.column..dy.len())), work, dx.reborrow())?;
+        self.multiply(cx, w, shape, (Fp8::E5m2, dy.slice(self.column..dy.len())), work, dx.reborrow(), None)?;
         match &self.adapter {
             Some(adapter) => adapter.input_grad(cx, w, self.sides(), dy, work, dx),
             None => Ok(()),

@@ -7,7 +7,7 @@
 //! input. Each expert's matrices are modules of their own, as in transformers 4; routers have no adapters.
 use super::context::AdapterDropout;
 use super::grouped::{GroupedAdapter, GroupedLinear};
-use super::layout::{Init, Layout, Segment, Tp};
+use super::layout::{Init, Layout, Segment, Storage, Tp};
 use super::linear::{Adapter, Linear};
 use super::store::Stride;
 use crate::base::{Error, Result};
@@ -131,12 +131,13 @@ impl Lora {
             return Err(Error::input(format!("lora: dropout {} is not in [0, 1)", self.dropout)));
         }
         let root = layouts.first_mut().ok_or_else(|| Error::op("lora", "the model has no layers"))?;
-        root.segments.iter_mut().for_each(|s| s.trainable = goes_with_adapters(s));
+        let kept = |s: &Segment| if goes_with_adapters(s) { Storage::Trained } else { Storage::Frozen };
+        root.segments.iter_mut().for_each(|s| s.storage = kept(s));
         let (known, routes) = (linear_modules(layouts), layouts.iter().flat_map(|l| &l.segments).any(is_router));
         let refuses = layouts.iter().flat_map(|l| &l.segments).any(|s| s.name.ends_with(UNLOADABLE));
         for (i, layout) in layouts.iter_mut().enumerate() {
             if i > 0 {
-                layout.segments.iter_mut().for_each(|s| s.trainable = false);
+                layout.segments.iter_mut().for_each(|s| s.storage = Storage::Frozen);
             }
             let adapted: Vec<(String, Segment)> =
                 layout.segments.iter().filter_map(|s| Some((self.module(s)?.to_string(), s.clone()))).collect();
@@ -155,7 +156,7 @@ impl Lora {
                 let parts = [(A, vec![self.rank, inputs], a, start), (B, vec![outputs, self.rank], b, Init::ZEROS)];
                 for (suffix, shape, tp, init) in parts {
                     let name = format!("{module}{suffix}");
-                    layout.place(Segment { name, shape, tp, init, trainable: true, ..matrix.clone() });
+                    layout.place(Segment { name, shape, tp, init, storage: Storage::Trained, ..matrix.clone() });
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The interface between the model and sharding: four verbs. The layer loop is written once against this trait; DDP,
 //! manual FSDP and the other stores implement it. Never says how parameters are stored.
-use super::layout::{CodePlace, Layout};
+use super::layout::{CodePlace, Layout, Storage};
 use crate::base::{Error, Result};
 use crate::device::ops::{Coded, Fp8Values, Fp8Weight, Nf4Matrix};
 use crate::device::{Device, View, ViewMut};
@@ -45,59 +45,87 @@ impl Stride {
 /// Unsharded weights of one layer in the compute dtype.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
-    /// The trainable and the frozen tensors of the layer's unit.
-    pub trained: View<'a>,
-    pub frozen: View<'a>,
-    /// Frozen matrices in 4 bits, as bytes.
-    pub packed: View<'a>,
-    /// Matrices in FP8 that were gathered in 8 bits.
-    pub coded: Option<Coded<'a>>,
-    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its offset in one of the first
-    /// three, or its [`super::CodePlace`].
+    /// The buffers of the layer's unit, by [`Storage::buffer`]; empty where it has none.
+    buffers: [View<'a>; Storage::BUFFERS.len()],
+    /// Of all codes.
+    scales: Option<View<'a>>,
+    /// The layer's segments in the order of [`super::Decoder::layouts`], each with its place in its buffer.
     pub layout: &'a Layout,
 }
 
+/// A matrix as an operand of products.
+pub enum WeightMatrix<'a> {
+    Plain(View<'a>),
+    Nf4(Nf4Matrix<'a>),
+    Fp8(Fp8Weight<'a>),
+}
+
 impl<'a> Weights<'a> {
-    /// Segment `i` of the layer's layout.
+    /// The weights of a store that keeps every tensor of a layer in the compute dtype, in one buffer.
+    pub fn plain(all: View<'a>, layout: &'a Layout) -> Weights<'a> {
+        let none = all.slice(0..0);
+        Weights { buffers: [all, none, all, none], scales: None, layout }
+    }
+    /// The weights of a store with a buffer for each storage. `scales`: of the codes of all units.
+    pub fn new(
+        buffers: [Option<View<'a>>; Storage::BUFFERS.len()],
+        scales: Option<View<'a>>,
+        layout: &'a Layout,
+    ) -> Result<Weights<'a>> {
+        let Some(any) = buffers.iter().flatten().next() else {
+            return Err(Error::op("weights", "the layer's unit has no tensors"));
+        };
+        Ok(Weights { buffers: buffers.map(|buffer| buffer.unwrap_or(any.slice(0..0))), scales, layout })
+    }
+    /// Segment `i` of the layer's layout, which is stored as it is computed with.
     pub fn get(&self, i: usize) -> View<'a> {
         let segment = &self.layout.segments[i];
-        let all = match (segment.packed, segment.trainable) {
-            (true, _) => self.packed,
-            (_, true) => self.trained,
-            _ => self.frozen,
-        };
-        all.slice(segment.range())
+        self.buffers[segment.storage.buffer()].slice(segment.range())
     }
-    /// Segment `i` if it is packed.
-    pub fn packed(&self, i: usize) -> Option<Nf4Matrix<'a>> {
-        let segment = self.layout.segments.get(i).filter(|segment| segment.packed)?;
-        Some(Nf4Matrix { bytes: self.get(i), shape: segment.packing(), width: segment.shape[1] })
+    /// The address and the bytes of all that is stored as it is computed with.
+    pub fn place(&self) -> (usize, usize) {
+        let [trained, _, frozen, _] = self.buffers;
+        let place = if trained.is_empty() { frozen } else { trained };
+        let apart = trained.address() != frozen.address();
+        (place.address(), trained.bytes() + if apart { frozen.bytes() } else { 0 })
     }
-    /// The matrix in segment `i`, of which a product uses the elements `held`, if products with it are in FP8.
-    pub(super) fn fp8(&self, i: usize, held: &Range<usize>) -> Option<Fp8Weight<'a>> {
-        let segment = self.layout.segments.get(i).filter(|segment| segment.fp8)?;
+    /// Whether segment `i` is expanded for products.
+    pub(super) fn is_packed(&self, i: usize) -> bool {
+        self.layout.segments[i].is_packed()
+    }
+    /// The matrix in segment `i`, of which a product uses the elements `held`.
+    pub fn matrix(&self, i: usize, held: Range<usize>) -> WeightMatrix<'a> {
+        let segment = &self.layout.segments[i];
+        let buffer = self.buffers[segment.storage.buffer()];
+        if segment.is_packed() {
+            let (bytes, shape) = (buffer.slice(segment.bytes()), segment.packing());
+            return WeightMatrix::Nf4(Nf4Matrix { bytes, shape, width: segment.shape[1] });
+        }
+        if !segment.fp8 {
+            return WeightMatrix::Plain(buffer.slice(segment.range()).slice(held));
+        }
         let shape = segment.fp8_shape();
-        let values = match self.coded.zip(segment.codes) {
-            None => Fp8Values::Whole(self.get(i)),
-            Some((Coded { bytes, scales }, CodePlace { codes, scales: first })) => Fp8Values::Coded(Coded {
-                bytes: bytes.slice(codes..codes + shape.len()),
+        let values = match (segment.storage, self.scales) {
+            (Storage::Coded(CodePlace { codes, scales: first }), Some(scales)) => Fp8Values::Coded(Coded {
+                bytes: buffer.slice(codes..codes + shape.len()),
                 scales: scales.slice(first..first + shape.scales()),
             }),
+            _ => Fp8Values::Whole(buffer.slice(segment.range())),
         };
         let rows = held.start / shape.columns.max(1)..held.end / shape.columns.max(1);
-        Some(Fp8Weight { shape, values, rows })
+        WeightMatrix::Fp8(Fp8Weight { shape, values, rows })
     }
     /// The tensors of all experts, and how far apart they start.
     pub fn strided(&self, of: &Stride) -> Result<(View<'a>, usize)> {
         let (range, stride) = of.place(self.layout)?;
-        let trainable = self.layout.segments[of.first].trainable;
-        Ok((if trainable { self.trained } else { self.frozen }.slice(range), stride))
+        let storage = self.layout.segments[of.first].storage;
+        Ok((self.buffers[storage.buffer()].slice(range), stride))
     }
 }
 
 /// The layer's unreduced gradient, f32, in which backward sums its contributions. Frozen segments have none.
 pub struct Grads<'a> {
-    /// Laid out as [`Weights::trained`]; none if the whole unit is frozen.
+    /// Laid out as what is [`Storage::Trained`]; none if the whole unit is frozen.
     pub flat: Option<ViewMut<'a>>,
     pub layout: &'a Layout,
     /// Per segment: it holds part of the current sum. Any other holds stale values. Without it, all segments hold zeros
@@ -123,7 +151,7 @@ impl<'a> Grads<'a> {
     fn begin(&mut self, i: usize) -> Result<()> {
         let segment = &self.layout.segments[i];
         let (Some(flat), Some((dev, begun))) = (&mut self.flat, &mut self.begun) else { return Ok(()) };
-        match std::mem::replace(&mut begun[i], true) || !segment.trainable || segment.is_empty() {
+        match std::mem::replace(&mut begun[i], true) || !segment.is_trained() || segment.is_empty() {
             true => Ok(()),
             false => dev.zero(flat.reborrow().slice(segment.range())),
         }
@@ -140,7 +168,7 @@ impl<'a> Grads<'a> {
     pub fn get(&mut self, i: usize) -> Result<Option<ViewMut<'_>>> {
         self.begin(i)?;
         let segment = &self.layout.segments[i];
-        let flat = self.flat.as_mut().filter(|_| segment.trainable);
+        let flat = self.flat.as_mut().filter(|_| segment.is_trained());
         Ok(flat.map(|flat| flat.reborrow().slice(segment.range())))
     }
     /// The range `held` of segment `i`'s gradient for a product that covers the range, and whether the product adds to
@@ -167,7 +195,7 @@ impl<'a> Grads<'a> {
         if accumulate {
             (0..of.count).try_for_each(|e| self.begin(of.segment(e)))?;
         }
-        let trainable = self.layout.segments[of.first].trainable;
+        let trainable = self.layout.segments[of.first].is_trained();
         let flat = self.flat.as_mut().filter(|_| trainable);
         Ok(flat.map(|flat| (flat.reborrow().slice(range), stride, accumulate)))
     }
@@ -182,7 +210,7 @@ impl<'a> Grads<'a> {
         let (spare, other) = (spare.slice(0..a.len()), other.slice(0..b.len()));
         let Some(flat) = &mut self.flat else { return Ok((spare, other)) };
         let flat = flat.reborrow();
-        Ok(match (a.trainable, b.trainable) {
+        Ok(match (a.is_trained(), b.is_trained()) {
             (true, true) if a.start < b.start => {
                 let (low, high) = flat.split_at(b.start);
                 (low.slice(a.range()), high.slice(0..b.len()))

@@ -1,6 +1,6 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
-use super::layout::{Layout, Segment};
+use super::layout::{Layout, Segment, Storage};
 use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, target};
 use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
@@ -28,14 +28,14 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Adds the adapters; sets [`Segment::trainable`], [`Segment::decay`], [`Segment::lr_scale`] and
-    /// [`Segment::saved`].
+    /// Adds the adapters; sets [`Segment::storage`], [`Segment::decay`], [`Segment::lr_scale`] and
+    /// [`Segment::fp8`].
     pub fn apply(&self, layouts: &mut [Layout]) -> Result<()> {
         if let Some(lora) = &self.lora {
             lora.apply(layouts)?;
         }
         for pattern in &self.freeze {
-            each("freeze", pattern, layouts, |segment| segment.trainable = false)?;
+            each("freeze", pattern, layouts, |segment| segment.storage = Storage::Frozen)?;
         }
         for pattern in &self.no_decay {
             each("no_decay", pattern, layouts, |segment| segment.decay = false)?;
@@ -49,7 +49,7 @@ impl Tuning {
         if self.uniform {
             layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|segment| segment.decay = true);
         }
-        if !layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable) {
+        if !layouts.iter().flat_map(|l| &l.segments).any(Segment::is_trained) {
             return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
         }
         set_saved(layouts);
@@ -100,8 +100,8 @@ fn pack(layouts: &mut [Layout]) -> Result<()> {
         return refuse("models with experts are not supported".into());
     }
     for layout in &mut layouts[1..] {
-        for segment in layout.segments.iter_mut().filter(|s| s.shape.len() == 2 && !s.trainable && !is_adapter(s)) {
-            segment.packed = true;
+        for segment in layout.segments.iter_mut().filter(|s| s.shape.len() == 2 && !s.is_trained() && !is_adapter(s)) {
+            segment.storage = Storage::Nf4;
             if !segment.is_packable() {
                 let (name, shape) = (&segment.name, segment.global_shape());
                 let parts = if segment.shape == shape { "" } else { ", divided over tp," };
@@ -116,10 +116,12 @@ fn pack(layouts: &mut [Layout]) -> Result<()> {
 /// Checkpoints store the whole model, or only its adapters, frozen ones included: the base model is reloaded from its
 /// own directory. A model that is frozen as a whole is only computed with.
 pub(super) fn set_saved(layouts: &mut [Layout]) {
-    let learns = layouts.iter().flat_map(|l| &l.segments).any(|s| s.trainable);
+    let learns = layouts.iter().flat_map(|l| &l.segments).any(Segment::is_trained);
     let adapters = has_adapters(layouts);
-    for segment in layouts.iter_mut().flat_map(|l| &mut l.segments) {
-        segment.saved = if adapters { segment.trainable || goes_with_adapters(segment) } else { learns };
+    let segments = layouts.iter_mut().flat_map(|l| &mut l.segments);
+    for segment in segments.filter(|segment| !segment.is_trained() && !segment.is_packed()) {
+        let saved = if adapters { goes_with_adapters(segment) } else { learns };
+        segment.storage = if saved { Storage::Saved } else { Storage::Frozen };
     }
 }
 
@@ -186,7 +188,7 @@ mod tests {
     fn patterns_choose_tensors_by_name() {
         let freeze = texts(&["embed", r"layers\.[01]\."]);
         let trainable: Vec<bool> =
-            applied(Tuning { freeze, ..Tuning::default() }).iter().map(|s| s.trainable).collect();
+            applied(Tuning { freeze, ..Tuning::default() }).iter().map(Segment::is_trained).collect();
         assert_eq!(trainable, [false, true, false, false, true]);
         let lr_scale = vec![("layers".to_string(), 0.5), (r"layers\.10".to_string(), 2.0)];
         let tuned = applied(Tuning { no_decay: texts(&["embed"]), lr_scale, ..Tuning::default() });

@@ -35,7 +35,7 @@ impl Moments {
 
     /// Whether there is state number `moment` of a segment of layer `layer`.
     pub fn has(&self, moment: usize, layer: usize, segment: &Segment) -> bool {
-        segment.trainable && !(self.without_matrices && moment > 0 && owners::updates(layer, segment))
+        segment.is_trained() && !(self.without_matrices && moment > 0 && owners::updates(layer, segment))
     }
     /// Whether a tensor's state is in blocks.
     fn in_blocks(&self, segment: &Segment) -> bool {

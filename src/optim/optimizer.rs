@@ -8,7 +8,7 @@ use crate::comm::Mesh;
 use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
 use crate::device::{Device, HostUpdate, Place, View, ViewMut};
-use crate::nn::{Layout, Segment};
+use crate::nn::{Layout, Segment, Storage};
 use crate::store::Store;
 use std::ops::Range;
 
@@ -76,7 +76,7 @@ fn update_kind(segment: &Segment) -> UpdateKind {
 
 /// Adds the kinds of a layout's trainable tensors to `kinds`.
 fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
-    for segment in layout.segments.iter().filter(|s| s.trainable) {
+    for segment in layout.segments.iter().filter(|s| s.is_trained()) {
         let kind = update_kind(segment);
         if !kinds.contains(&kind) {
             kinds.push(kind);
@@ -133,7 +133,7 @@ impl Optimizer {
                 let is_matrix = |segment: &Segment| matrix_names.contains(&segment.name);
                 let runs = UpdateRun::all(&shard, &rule.state(), seed, &kind, &is_matrix);
                 states[shard.unit] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
-                let coded = shard.layout.segments.iter().any(|segment| segment.codes.is_some());
+                let coded = shard.layout.segments.iter().any(|segment| matches!(segment.storage, Storage::Coded(_)));
                 let alone = if coded { DType::Bf16 } else { DType::F32 };
                 dtype = shard.param.as_ref().map_or(alone, ViewMut::dtype);
                 for segment in shard.layout.segments.iter().filter(|segment| is_matrix(segment)) {

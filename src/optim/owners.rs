@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// Whether Muon updates the tensor, a segment of layer `layer`.
 pub(super) fn updates(layer: usize, segment: &Segment) -> bool {
-    layer != ROOT && segment.trainable && segment.shape.len() == 2 && !is_adapter(segment)
+    layer != ROOT && segment.is_trained() && segment.shape.len() == 2 && !is_adapter(segment)
 }
 
 /// Names of all tensors that Muon updates.

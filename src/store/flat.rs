@@ -15,10 +15,8 @@
 //! Shard boundaries ignore tensor boundaries: a shard may begin inside one tensor and end inside another, or hold only
 //! padding. Padding is 0 in weights and gradients, and every optimizer maps (p, g, state) = 0 to 0. So padding needs no
 //! special case: it is gathered, reduced, squared and updated like the rest, and stays 0.
-use super::kept::Keep;
-use crate::base::DType;
 use crate::device::ALIGN;
-use crate::nn::{CodePlace, Layout, Pass, ROOT, Segment};
+use crate::nn::{CodePlace, Layout, Pass, ROOT, Segment, Storage};
 use std::ops::Range;
 
 /// How layers are grouped into units.
@@ -36,44 +34,19 @@ pub enum Wrap {
     None,
 }
 
-/// What a flat buffer holds of a unit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PartHolds {
-    Trained,
-    /// Trainable matrices that are gathered as codes of FP8.
-    Coded,
-    Frozen,
-    /// Frozen matrices in 4 bits, as bytes.
-    Packed,
-}
-
-impl PartHolds {
-    pub const ALL: [PartHolds; 4] = [PartHolds::Trained, PartHolds::Coded, PartHolds::Frozen, PartHolds::Packed];
-
-    /// With that many `ranks`.
-    fn of(segment: &Segment, ranks: usize) -> PartHolds {
-        match (segment.trainable, segment.packed) {
-            (true, _) if segment.fp8 && ranks > 1 => PartHolds::Coded,
-            (true, _) => PartHolds::Trained,
-            (_, true) => PartHolds::Packed,
-            _ => PartHolds::Frozen,
-        }
-    }
-    /// In which it is gathered, when layers compute in `dtype`.
-    pub fn dtype(self, dtype: DType) -> DType {
-        if matches!(self, PartHolds::Coded | PartHolds::Packed) { DType::U8 } else { dtype }
-    }
-    /// Whether its tensors have gradients.
-    pub fn learns(self) -> bool {
-        matches!(self, PartHolds::Trained | PartHolds::Coded)
+/// How a tensor is stored by shards over `ranks`: matrices in FP8 are gathered as codes, if anything is gathered.
+fn sharded(segment: &Segment, ranks: usize) -> Storage {
+    match segment.storage {
+        Storage::Trained if segment.fp8 && ranks > 1 => Storage::Coded(CodePlace::default()),
+        storage => storage,
     }
 }
 
 /// The trainable, the coded, the frozen or the packed tensors of a unit: one flat buffer, sharded over the ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitPart {
-    pub holds: PartHolds,
-    pub keep: Keep,
+    /// If any frozen tensor is saved, all of the part is.
+    pub storage: Storage,
     pub layout: Layout,
     /// Elements of the flat buffer: the layout's length rounded up to a multiple of `ranks * ALIGN`.
     pub padded: usize,
@@ -94,21 +67,22 @@ impl UnitPart {
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub layers: Range<usize>,
-    /// In the order of [`PartHolds::ALL`], those that exist.
+    /// In the order of [`Storage::BUFFERS`], those that exist.
     pub parts: Vec<UnitPart>,
 }
 
 impl Unit {
-    pub fn part(&self, holds: PartHolds) -> Option<&UnitPart> {
-        self.parts.iter().find(|p| p.holds == holds)
+    /// The part whose buffer `storage` belongs in.
+    pub fn part(&self, storage: Storage) -> Option<&UnitPart> {
+        self.parts.iter().find(|p| p.storage.buffer() == storage.buffer())
     }
-    /// Elements in a flat buffer; 0 without it.
-    pub fn padded(&self, holds: PartHolds) -> usize {
-        self.part(holds).map_or(0, |p| p.padded)
+    /// Elements in that buffer; 0 without it.
+    pub fn padded(&self, storage: Storage) -> usize {
+        self.part(storage).map_or(0, |p| p.padded)
     }
     /// Trainable parts.
     fn learning(&self) -> impl Iterator<Item = &UnitPart> {
-        self.parts.iter().filter(|p| p.holds.learns())
+        self.parts.iter().filter(|p| p.storage.is_trained())
     }
     /// Elements of the gradient; 0 if the unit is frozen.
     pub fn trained(&self) -> usize {
@@ -159,33 +133,26 @@ impl Flat {
         let (unit, first) = (self.units.len(), self.homes.len());
         self.homes.extend(layouts.iter().map(|l| Home { unit, layout: l.clone() }));
         let (mut parts, mut learning) = (Vec::new(), 0);
-        for holds in PartHolds::ALL {
-            let mut layout = Layout::default();
+        for buffer in Storage::BUFFERS {
+            let (mut layout, mut storage) = (Layout::default(), buffer);
             let segments = self.homes[first..].iter_mut().flat_map(|h| &mut h.layout.segments);
-            for segment in segments.filter(|s| PartHolds::of(s, ranks) == holds) {
+            for segment in segments.filter(|s| sharded(s, ranks).buffer() == buffer.buffer()) {
                 let placed = layout.place(segment.clone());
                 let placed = &mut layout.segments[placed];
                 segment.start = placed.start;
-                if holds == PartHolds::Coded {
-                    placed.codes = Some(CodePlace { codes: placed.start, scales: self.scales });
+                if let Storage::Coded(_) = buffer {
+                    placed.storage = Storage::Coded(CodePlace { codes: placed.start, scales: self.scales });
                     self.scales += placed.fp8_shape().scales();
-                    segment.codes = placed.codes;
+                    segment.storage = placed.storage;
                     segment.start += learning;
                 }
+                storage = if storage == Storage::Frozen { segment.storage } else { storage };
             }
-            let len = if holds == PartHolds::Packed { layout.packed } else { layout.len };
+            let len = if buffer == Storage::Nf4 { layout.packed } else { layout.len };
             if len > 0 {
                 let padded = len.next_multiple_of(ranks * ALIGN);
-                // If any tensor needs a master, the whole part has masters.
-                let masters = layout.segments.iter().any(|s| Keep::of(s) == Keep::Masters);
-                let keep = match holds {
-                    PartHolds::Coded => Keep::Coded,
-                    _ if masters => Keep::Masters,
-                    PartHolds::Packed => Keep::Packed,
-                    _ => Keep::Computed,
-                };
-                parts.push(UnitPart { holds, keep, layout, padded, shard: padded / ranks, first: learning });
-                learning += if holds.learns() { padded } else { 0 };
+                parts.push(UnitPart { storage, layout, padded, shard: padded / ranks, first: learning });
+                learning += if storage.is_trained() { padded } else { 0 };
             }
         }
         self.units.push(Unit { layers, parts });
@@ -195,8 +162,8 @@ impl Flat {
         self.units.len() * if self.scales > 0 { 2 } else { 1 }
     }
     /// The number of a unit's shard of a part.
-    pub fn number(&self, unit: usize, holds: PartHolds) -> usize {
-        if holds == PartHolds::Coded { self.units.len() + unit } else { unit }
+    pub fn number(&self, unit: usize, storage: Storage) -> usize {
+        if matches!(storage, Storage::Coded(_)) { self.units.len() + unit } else { unit }
     }
     /// The unit that a pass uses after `unit`.
     pub fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
@@ -274,7 +241,7 @@ fn grouped(layouts: &[Layout], wrap: Wrap) -> Vec<Range<usize>> {
             (Wrap::None, _) => true,
             (_, Some(unit)) if unit.start == ROOT => false,
             (Wrap::Size(min), Some(unit)) => count(unit.clone(), &|_| true) < min,
-            (Wrap::AtMost(max), Some(unit)) => count(unit.start..layer + 1, &|s| s.trainable) <= max,
+            (Wrap::AtMost(max), Some(unit)) => count(unit.start..layer + 1, &|s| s.is_trained()) <= max,
         };
         match units.last_mut().filter(|_| joins) {
             Some(unit) => unit.end = layer + 1,
@@ -377,16 +344,16 @@ mod tests {
     #[test]
     fn frozen_segments_stand_apart() {
         let mut model = model();
-        model[1].segments[0].trainable = false;
-        model[3].segments[0].trainable = false;
+        model[1].segments[0].storage = Storage::Frozen;
+        model[3].segments[0].storage = Storage::Frozen;
         let flat = Flat::new(&model, Wrap::Size(272), 2);
         let [_, mixed, frozen] = &flat.units[..] else { panic!("{} units", flat.units.len()) };
         let sizes = |u: &Unit| {
-            u.parts.iter().map(|p| (p.holds == PartHolds::Trained, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>()
+            u.parts.iter().map(|p| (p.storage == Storage::Trained, p.layout.len, p.padded, p.shard)).collect::<Vec<_>>()
         };
         // Trainable: 10 -> 256 and 600 -> 768; frozen 260 -> 512; each to a multiple of 2 * 256.
         assert_eq!(sizes(mixed), [(true, 1024, 1024, 512), (false, 512, 512, 256)]);
-        let frozen_in = |u: &Unit| u.padded(PartHolds::Frozen);
+        let frozen_in = |u: &Unit| u.padded(Storage::Frozen);
         assert_eq!((mixed.trained(), frozen_in(mixed)), (1024, 512));
         assert_eq!(sizes(frozen), [(false, 256, 512, 256)]);
         assert_eq!((frozen.trained(), frozen_in(frozen)), (0, 512));

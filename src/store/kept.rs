@@ -1,45 +1,22 @@
 //! Persistent storage for one part of a unit: masters with a compute-dtype copy or with codes of FP8, only the
-//! compute-dtype weights, or bytes of packed weights. Also combines a unit's parts into a layer's weights. Never
-//! communicates.
+//! compute-dtype weights, or bytes of packed weights. Never communicates.
 //!
 //! Masters exist so that weights are updated and saved without rounding. Weights frozen beneath adapters need neither:
 //! checkpoints hold only the adapters, and the base model is reloaded from its own directory. Nor does a model that is
 //! frozen as a whole: it is only computed with.
 use super::offload::Offload;
 use crate::base::dtype::Float;
-use crate::base::{Category, DType, Error, Result};
-use crate::device::ops::Coded;
+use crate::base::{Category, DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
-use crate::nn::{Layout, Segment, Weights};
+use crate::nn::Storage;
 use half::{bf16, f16};
 
-/// Which copies of a part are stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
-    /// Masters, plus a compute-dtype copy where that is a separate buffer.
-    Masters,
-    /// Masters, plus their codes in FP8, and a compute-dtype copy only where masters are offloaded and codes are not.
-    Coded,
-    /// Only the compute-dtype weights.
-    Computed,
-    /// Only the bytes of packed weights.
-    Packed,
-}
-
-impl Keep {
-    pub(super) fn of(segment: &Segment) -> Keep {
-        match segment.packed {
-            true => Keep::Packed,
-            false if segment.saved => Keep::Masters,
-            false => Keep::Computed,
-        }
-    }
-}
-
+/// What is kept of one part of a unit: which buffers, [`Storage`] says.
 pub(super) struct Kept {
     /// Masters, or the only copy.
     pub master: Buf,
-    /// The compute-dtype copy, if masters have another dtype or are not where gathers read.
+    /// The compute-dtype copy, if masters have another dtype or are not where gathers read; of what is coded, only if
+    /// masters are offloaded and codes are not.
     pub param: Option<Buf>,
     /// What is gathered, if that is in 8 bits.
     pub codes: Option<Buf>,
@@ -50,21 +27,21 @@ impl Kept {
     pub fn new(
         dev: &dyn Device,
         len: usize,
-        keep: Keep,
+        storage: Storage,
         (dtype, masters): (DType, DType),
         offload: Offload,
     ) -> Result<Kept> {
-        if matches!(keep, Keep::Computed | Keep::Packed) {
-            let _for = dev.meter().purpose(if keep == Keep::Packed { "4-bit weights" } else { "frozen weights" });
-            let dtype = if keep == Keep::Packed { DType::U8 } else { dtype };
-            let all = offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)?;
+        if matches!(storage, Storage::Frozen | Storage::Nf4) {
+            let purpose = if storage == Storage::Nf4 { "4-bit weights" } else { "frozen weights" };
+            let _for = dev.meter().purpose(purpose);
+            let all = offload.alloc(Offload::Parameters, dev, storage.dtype(dtype), len, Category::Params)?;
             return Ok(Kept { master: all, param: None, codes: None });
         }
         let copy = || {
             let _for = dev.meter().purpose("compute copies");
             offload.alloc(Offload::Parameters, dev, dtype, len, Category::Params)
         };
-        let coded = keep == Keep::Coded;
+        let coded = matches!(storage, Storage::Coded(_));
         let param = offload.copies(if coded { masters } else { dtype }, masters).then(copy).transpose()?;
         let codes = || {
             let _for = dev.meter().purpose("8-bit weights");
@@ -115,21 +92,4 @@ pub fn values(dev: &dyn Device, from: View, rounded: &mut Vec<u16>, to: &mut [f3
 /// The dtype that gradients are cast to for reduction, if they are communicated and not in f32.
 pub(super) fn narrow(reduce_dtype: DType, ranks: usize) -> Option<DType> {
     Some(reduce_dtype).filter(|&dtype| dtype != DType::F32 && ranks > 1)
-}
-
-/// A layer's view of its unit's parts, in the order of [`super::flat::PartHolds::ALL`], any of which may be absent.
-/// `scales`: of codes.
-pub(super) fn weights<'a>(
-    unit: usize,
-    parts: [Option<View<'a>>; 4],
-    scales: Option<View<'a>>,
-    layout: &'a Layout,
-) -> Result<Weights<'a>> {
-    let Some(any) = parts.iter().flatten().next() else {
-        return Err(Error::op("weights", format!("unit {unit} has no tensors")));
-    };
-    let [trained, codes, frozen, packed] = parts;
-    let coded = codes.zip(scales).map(|(bytes, scales)| Coded { bytes, scales });
-    let [trained, frozen, packed] = [trained, frozen, packed].map(|part| part.unwrap_or(any.slice(0..0)));
-    Ok(Weights { trained, frozen, packed, coded, layout })
 }

@@ -21,7 +21,7 @@ mod apart; // experts in a store of their own
 pub use apart::{allocate, apart};
 pub use flat::Wrap;
 pub use init::{initialize, initialize_only};
-pub use kept::{Keep, assign, values};
+pub use kept::{assign, values};
 pub use offload::Offload;
 pub use packed::{ReadValues, VisitValues};
 pub use reference::{Reference, ReferenceOptions};

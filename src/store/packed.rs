@@ -35,7 +35,7 @@ impl PackedShard<'_> {
     ) -> Result<()> {
         let shard = self.start..self.start + self.bytes.len();
         for segment in self.layout.segments.iter().filter(|segment| wanted(segment)) {
-            let owned = overlap(&segment.range(), &shard);
+            let owned = overlap(&segment.bytes(), &shard);
             if !owned.is_empty() {
                 let bytes = quantized(segment, owned.start - segment.start..owned.end - segment.start, read)?;
                 let to = owned.start - self.start..owned.end - self.start;
@@ -58,7 +58,7 @@ impl PackedShard<'_> {
         let shard = self.start..self.start + self.bytes.len();
         let (mut bytes, mut values) = (vec![0u8; PIECE / 2], vec![0f32; PIECE]);
         for segment in self.layout.segments.iter().filter(|segment| wanted(segment)) {
-            let (shape, owned) = (segment.packing(), overlap(&segment.range(), &shard));
+            let (shape, owned) = (segment.packing(), overlap(&segment.bytes(), &shard));
             let codes = overlap(&shape.codes(), &(owned.start - segment.start..owned.end - segment.start));
             if owned.is_empty() || codes.is_empty() {
                 continue;

@@ -22,7 +22,7 @@
 //! params, grads and AdamW's moments as in `sharded`; weight slots 2 (R + B) [4 (R + B)], or all weights with
 //! SHARD_GRAD_OP; gradients 4 (R + B), or 4 P when accumulated; 2 T [4 T] and 4 T as gather and reduce buffers.
 use super::begun::Begun;
-use super::kept::{Keep, Kept, narrow};
+use super::kept::{Kept, narrow};
 use super::replicas::Replicas;
 use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
@@ -88,8 +88,8 @@ fn buffer(layer: usize, buffers: usize) -> usize {
 
 /// Elements of a tensor that each rank owns.
 fn share(segment: &Segment, ranks: usize) -> usize {
-    if segment.packed {
-        return segment.range().len().div_ceil(ranks).next_multiple_of(ALIGN);
+    if segment.is_packed() {
+        return segment.bytes().len().div_ceil(ranks).next_multiple_of(ALIGN);
     }
     let rows = segment.shape.first().copied().unwrap_or(1).max(1);
     (rows.div_ceil(ranks) * (segment.len() / rows)).next_multiple_of(ALIGN)
@@ -163,7 +163,7 @@ struct Lengths {
 
 impl Lengths {
     fn new(layouts: &[Layout], options: &ReferenceOptions, ranks: usize) -> Lengths {
-        let learns = |layout: &Layout| layout.segments.iter().any(|s| s.trainable);
+        let learns = |layout: &Layout| layout.segments.iter().any(|s| s.is_trained());
         let (mut weights, mut grads) =
             (vec![[0; 2]; options.weights(layouts.len())], vec![0; options.grads(layouts.len())]);
         for (layer, layout) in layouts.iter().enumerate() {
@@ -174,8 +174,8 @@ impl Lengths {
         }
         let segments = || layouts.iter().flat_map(|l| &l.segments);
         let padded = |s: &Segment| ranks * share(s, ranks);
-        let reduced = segments().filter(|s| s.trainable).map(padded).max().unwrap_or(0);
-        let longest = |packed| segments().filter(|s| s.packed == packed).map(padded).max().unwrap_or(0);
+        let reduced = segments().filter(|s| s.is_trained()).map(padded).max().unwrap_or(0);
+        let longest = |packed| segments().filter(|s| s.is_packed() == packed).map(padded).max().unwrap_or(0);
         Lengths { weights, grads, gathered: [longest(false), longest(true)], reduced }
     }
 }
@@ -193,8 +193,8 @@ impl Reference {
                 layout,
                 segment: segment.clone(),
                 index: indices.next().unwrap_or_default(),
-                kept: Kept::new(&*dev, len, Keep::of(segment), (options.dtype, options.masters), options.offload)?,
-                grad: segment.trainable.then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
+                kept: Kept::new(&*dev, len, segment.storage, (options.dtype, options.masters), options.offload)?,
+                grad: segment.is_trained().then(|| replicas.grad(&*dev, options.offload, len)).transpose()?,
             })
         };
         let mut tensors =
@@ -229,8 +229,8 @@ impl Reference {
 fn weights<'a>(buffers: &'a [LayerWeights], layouts: &'a [Layout], layer: usize) -> Result<Weights<'a>> {
     match &buffers[buffer(layer, buffers.len())] {
         LayerWeights { full, packed, holds } if *holds == Some(layer) => {
-            let (full, packed) = (full.view(), packed.view());
-            Ok(Weights { trained: full, frozen: full, packed, coded: None, layout: &layouts[layer] })
+            let full = Some(full.view());
+            Weights::new([full, None, full, Some(packed.view())], None, &layouts[layer])
         }
         _ => Err(Error::op("weights", format!("layer {layer} is not acquired"))),
     }
@@ -245,13 +245,13 @@ impl ParamStore for Reference {
                 let shard = kept.compute();
                 let padded = 0..shard.len() * self.group.size();
                 let (gathered, full) = match &mut self.gathered_bytes {
-                    Some(gathered) if segment.packed => (gathered, &mut *packed),
+                    Some(gathered) if segment.is_packed() => (gathered, &mut *packed),
                     _ => (&mut self.gathered, &mut *full),
                 };
                 let into = gathered.view_mut().slice(padded);
                 let ticket = self.group.all_gather(Tag::new("gather", *index), shard, into)?;
                 self.group.wait(ticket)?;
-                let to = segment.range();
+                let to = if segment.is_packed() { segment.bytes() } else { segment.range() };
                 self.dev.copy(gathered.view().slice(0..to.len()), full.view_mut().slice(to))?;
                 self.group.release(ticket)?;
             }
@@ -333,7 +333,7 @@ impl Store for Reference {
     }
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         let rank = self.group.rank();
-        let tensors = self.tensors.iter_mut().flatten().filter(|tensor| !tensor.segment.packed);
+        let tensors = self.tensors.iter_mut().flatten().filter(|tensor| !tensor.segment.is_packed());
         for ShardedTensor { layout, index, kept, grad, .. } in tensors {
             f(Shard {
                 unit: *index,
@@ -348,7 +348,7 @@ impl Store for Reference {
     }
     fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
         let rank = self.group.rank();
-        let mut packed = self.tensors.iter_mut().flatten().filter(|tensor| tensor.segment.packed);
+        let mut packed = self.tensors.iter_mut().flatten().filter(|tensor| tensor.segment.is_packed());
         packed.try_for_each(|ShardedTensor { layout, kept, .. }| {
             f(PackedShard { layout, start: rank * kept.master.len(), bytes: kept.master.view_mut() })
         })

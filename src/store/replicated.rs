@@ -9,13 +9,13 @@
 //! slots, but 2P where gradients are reduced in 2 bytes. Frozen parameters cost only their params; with adapters, 2P
 //! (4P).
 use super::begun::Begun;
-use super::flat::{Flat, PartHolds, Unit, UnitPart, Wrap};
-use super::kept::{self, Kept, narrow};
+use super::flat::{Flat, Unit, UnitPart, Wrap};
+use super::kept::{Kept, narrow};
 use super::{Offload, PackedShard, Shard, Store, Strategy};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag, Ticket};
 use crate::device::{Buf, Device};
-use crate::nn::{Grads, Layout, ParamStore, Pass, Weights};
+use crate::nn::{Grads, Layout, ParamStore, Pass, Storage, Weights};
 use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Debug)]
@@ -106,7 +106,7 @@ impl Replicated {
     ) -> Result<Replicated> {
         let flat = options.flat(layouts);
         let kept = |part: &UnitPart| {
-            Kept::new(&*dev, part.padded, part.keep, (options.dtype, options.masters), options.offload)
+            Kept::new(&*dev, part.padded, part.storage, (options.dtype, options.masters), options.offload)
         };
         let wires = narrow(options.reduce_dtype, group.size());
         let travelling = |dtype, len, category| group.alloc(dtype, len, CommUse::Reduced, category);
@@ -121,8 +121,8 @@ impl Replicated {
         let bucket = |unit: &Unit| {
             Ok(Bucket {
                 parts: unit.parts.iter().map(kept).collect::<Result<_>>()?,
-                grad: unit.part(PartHolds::Trained).map(grad).transpose()?,
-                wire: unit.part(PartHolds::Trained).map(wire).transpose()?.flatten(),
+                grad: unit.part(Storage::Trained).map(grad).transpose()?,
+                wire: unit.part(Storage::Trained).map(wire).transpose()?.flatten(),
                 reducing: None,
             })
         };
@@ -134,8 +134,10 @@ impl Replicated {
 /// The weights that a layer computes with.
 fn weights<'a>(flat: &'a Flat, layer: usize, parts: &'a [Kept]) -> Result<Weights<'a>> {
     let home = flat.home(layer);
-    let of = |holds| flat.units[home.unit].parts.iter().position(|p| p.holds == holds);
-    kept::weights(home.unit, PartHolds::ALL.map(|holds| Some(parts[of(holds)?].compute())), None, &home.layout)
+    let mut buffers = [None; Storage::BUFFERS.len()];
+    let units = flat.units[home.unit].parts.iter().zip(parts);
+    units.for_each(|(part, kept)| buffers[part.storage.buffer()] = Some(kept.compute()));
+    Weights::new(buffers, None, &home.layout)
 }
 
 impl ParamStore for Replicated {
@@ -213,14 +215,14 @@ impl Store for Replicated {
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()> {
         for (unit, (flat, bucket)) in self.flat.units.iter().zip(&mut self.buckets).enumerate() {
             let parts = flat.parts.iter().zip(&mut bucket.parts);
-            for (part, kept) in parts.filter(|(part, _)| part.holds != PartHolds::Packed) {
+            for (part, kept) in parts.filter(|(part, _)| part.storage != Storage::Nf4) {
                 f(Shard {
                     unit,
                     layout: &part.layout,
                     start: 0,
                     master: kept.master.view_mut(),
                     param: kept.param.as_mut().map(Buf::view_mut),
-                    grad: bucket.grad.as_mut().filter(|_| part.holds == PartHolds::Trained).map(Buf::view_mut),
+                    grad: bucket.grad.as_mut().filter(|_| part.storage == Storage::Trained).map(Buf::view_mut),
                 })?;
             }
         }
@@ -229,7 +231,7 @@ impl Store for Replicated {
     fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
         let units = self.flat.units.iter().zip(&mut self.buckets);
         let parts = units.flat_map(|(flat, bucket)| flat.parts.iter().zip(&mut bucket.parts));
-        parts.filter(|(part, _)| part.holds == PartHolds::Packed).try_for_each(|(part, kept)| {
+        parts.filter(|(part, _)| part.storage == Storage::Nf4).try_for_each(|(part, kept)| {
             f(PackedShard { layout: &part.layout, start: 0, bytes: kept.master.view_mut() })
         })
     }

@@ -1,12 +1,13 @@
 //! A rank's shards of each unit: masters, compute-dtype copies or codes, and reduced gradients, one shard per part.
 //! Never communicates.
-use super::flat::{Flat, PartHolds, Unit, UnitPart};
+use super::flat::{Flat, Unit, UnitPart};
 use super::kept::Kept;
 use super::replicas::Replicas;
 use super::{Offload, PackedShard, Shard};
 use crate::base::fp8::Fp8Shape;
 use crate::base::{DType, Result};
 use crate::device::{Buf, Device, View, ViewMut};
+use crate::nn::Storage;
 use std::ops::Range;
 
 /// What a rank owns of a matrix that is gathered in 8 bits: elements from `at` on of the rows of blocks that they are
@@ -26,7 +27,7 @@ pub(super) struct UnitShards {
 }
 
 struct ShardBufs {
-    holds: PartHolds,
+    storage: Storage,
     kept: Kept,
     /// `None` in a frozen part.
     grad: Option<Buf>,
@@ -43,24 +44,24 @@ impl UnitShards {
     ) -> Result<Vec<UnitShards>> {
         let shard = |part: &UnitPart| {
             let grad = || replicas.grad(dev, offload, part.shard);
-            let kept = Kept::new(dev, part.shard, part.keep, dtypes, offload)?;
-            let grad = part.holds.learns().then(grad).transpose()?;
-            Ok(ShardBufs { holds: part.holds, kept, grad })
+            let kept = Kept::new(dev, part.shard, part.storage, dtypes, offload)?;
+            let grad = part.storage.is_trained().then(grad).transpose()?;
+            Ok(ShardBufs { storage: part.storage, kept, grad })
         };
         let of = |unit: &Unit| Ok(UnitShards { parts: unit.parts.iter().map(shard).collect::<Result<_>>()? });
         flat.units.iter().map(of).collect()
     }
-    /// The buffers that gathers read, in the order of [`PartHolds::ALL`].
-    pub fn gathered(&self) -> [Option<View<'_>>; PartHolds::ALL.len()] {
-        PartHolds::ALL.map(|holds| Some(self.parts.iter().find(|s| s.holds == holds)?.kept.compute()))
+    /// The buffers that gathers read, by [`Storage::buffer`].
+    pub fn gathered(&self) -> [Option<View<'_>>; Storage::BUFFERS.len()] {
+        let mut weights = [None; Storage::BUFFERS.len()];
+        self.parts.iter().for_each(|part| weights[part.storage.buffer()] = Some(part.kept.compute()));
+        weights
     }
     /// The weights as [`UnitShards::gathered`], and the gradient, where a rank has whole parts: at most one trains.
-    pub fn in_place(&mut self) -> ([Option<View<'_>>; PartHolds::ALL.len()], Option<ViewMut<'_>>) {
-        let (mut weights, mut gradient) = ([None; PartHolds::ALL.len()], None);
-        for ShardBufs { holds, kept, grad } in &mut self.parts {
-            if let Some(weights) = PartHolds::ALL.iter().zip(&mut weights).find(|(of, _)| *of == holds) {
-                *weights.1 = Some(kept.compute());
-            }
+    pub fn in_place(&mut self) -> ([Option<View<'_>>; Storage::BUFFERS.len()], Option<ViewMut<'_>>) {
+        let (mut weights, mut gradient) = ([None; Storage::BUFFERS.len()], None);
+        for ShardBufs { storage, kept, grad } in &mut self.parts {
+            weights[storage.buffer()] = Some(kept.compute());
             gradient = grad.as_mut().map(Buf::view_mut).or(gradient);
         }
         (weights, gradient)
@@ -83,7 +84,10 @@ impl UnitShards {
             let owned = part.owned(rank);
             for segment in &part.layout.segments {
                 let (start, end) = (segment.start.max(owned.start), segment.range().end.min(owned.end));
-                let Some(place) = segment.codes.filter(|_| start < end) else { continue };
+                let Storage::Coded(place) = segment.storage else { continue };
+                if start >= end {
+                    continue;
+                }
                 let (shape, blocks, first) = segment.fp8_shape().bands(&(start - segment.start..end - segment.start));
                 let own = start - owned.start..end - owned.start;
                 f(CodedMatrix {
@@ -106,9 +110,9 @@ impl UnitShards {
     ) -> Result<()> {
         for (unit, (cut, shards)) in flat.units.iter().zip(all).enumerate() {
             let parts = cut.parts.iter().zip(&mut shards.parts);
-            for (part, ShardBufs { kept, grad, .. }) in parts.filter(|(part, _)| part.holds != PartHolds::Packed) {
+            for (part, ShardBufs { kept, grad, .. }) in parts.filter(|(part, _)| part.storage != Storage::Nf4) {
                 f(Shard {
-                    unit: flat.number(unit, part.holds),
+                    unit: flat.number(unit, part.storage),
                     layout: &part.layout,
                     start: part.owned(rank).start,
                     master: kept.master.view_mut(),
@@ -127,7 +131,7 @@ impl UnitShards {
         f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>,
     ) -> Result<()> {
         let units = flat.units.iter().zip(all).flat_map(|(cut, shards)| cut.parts.iter().zip(&mut shards.parts));
-        units.filter(|(part, _)| part.holds == PartHolds::Packed).try_for_each(|(part, ShardBufs { kept, .. })| {
+        units.filter(|(part, _)| part.storage == Storage::Nf4).try_for_each(|(part, ShardBufs { kept, .. })| {
             f(PackedShard { layout: &part.layout, start: part.owned(rank).start, bytes: kept.master.view_mut() })
         })
     }

@@ -7,17 +7,16 @@
 //! - a weight slot is given to another unit only after this rank has released the present one, and the group writes
 //!   into it only after every rank has;
 //! - a gradient slot is written again only after the reduction that reads it has finished (`wait_sent`). Where
-//!   gradients are cast for reduction, the same holds for the slots of their copies.
+//!   gradients are cast for reduction, the same storage for the slots of their copies.
 //!
 //! A weight slot keeps its unit after release until the slot is needed or the weights change. So with two slots, the
 //! last two units of a forward pass are still unsharded when backward begins, and the first two when the next
 //! micro-batch does; with one slot per unit nothing is gathered twice in a step.
-use super::flat::{self, Flat, Home, PartHolds, Unit};
-use super::kept;
+use super::flat::{self, Flat, Home, Unit};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Collective, CommUse, Tag, Ticket};
 use crate::device::{Buf, Device, View, ViewMut};
-use crate::nn::Weights;
+use crate::nn::{Storage, Weights};
 
 /// Number of slots that the non-root units rotate through.
 pub(super) struct Cycles {
@@ -33,8 +32,8 @@ const WIRES: usize = 2;
 /// A gathered unit.
 struct Unsharded {
     unit: usize,
-    /// Gathers of its parts, in the order of [`PartHolds::ALL`].
-    gathers: [Option<Gather>; PartHolds::ALL.len()],
+    /// Gathers of its parts, in the order of [`Storage::BUFFERS`].
+    gathers: [Option<Gather>; Storage::BUFFERS.len()],
     /// Between acquire and release: must not be replaced.
     in_use: bool,
 }
@@ -62,7 +61,7 @@ impl Gather {
 
 struct WeightSlot {
     /// A buffer for each kind of part that its units have.
-    bufs: [Option<Buf>; PartHolds::ALL.len()],
+    bufs: [Option<Buf>; Storage::BUFFERS.len()],
     unsharded: Option<Unsharded>,
 }
 
@@ -73,23 +72,23 @@ pub(super) struct WeightSlots {
 
 impl WeightSlots {
     pub fn new(group: &dyn Collective, flat: &Flat, cycle: usize, dtype: DType) -> Result<WeightSlots> {
-        let empty = || WeightSlot { bufs: [const { None }; PartHolds::ALL.len()], unsharded: None };
+        let empty = || WeightSlot { bufs: [const { None }; Storage::BUFFERS.len()], unsharded: None };
         let mut slots: Vec<WeightSlot> = Vec::new();
         slots.resize_with(flat.slots(cycle, |_| 0).len(), empty);
-        for (i, holds) in PartHolds::ALL.into_iter().enumerate() {
-            for (slot, len) in slots.iter_mut().zip(flat.slots(cycle, |unit| unit.padded(holds))) {
-                let alloc = || group.alloc(holds.dtype(dtype), len, CommUse::Gathered, Category::Slots);
+        for (i, storage) in Storage::BUFFERS.into_iter().enumerate() {
+            for (slot, len) in slots.iter_mut().zip(flat.slots(cycle, |unit| unit.padded(storage))) {
+                let alloc = || group.alloc(storage.dtype(dtype), len, CommUse::Gathered, Category::Slots);
                 slot.bufs[i] = (len > 0).then(alloc).transpose()?;
             }
         }
         Ok(WeightSlots { slots, cycle })
     }
-    /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of its parts.
+    /// Starts to gather `unit` unless its slot already storage it. `shards`: this rank's shards of its parts.
     pub fn unshard(
         &mut self,
         group: &dyn Collective,
         unit: usize,
-        shards: [Option<View>; PartHolds::ALL.len()],
+        shards: [Option<View>; Storage::BUFFERS.len()],
     ) -> Result<()> {
         let slot = &mut self.slots[flat::slot(unit, self.cycle)];
         match &slot.unsharded {
@@ -102,7 +101,7 @@ impl WeightSlots {
         }
         let WeightSlot { bufs, unsharded } = slot;
         let unsharded =
-            unsharded.get_or_insert(Unsharded { unit, gathers: [None; PartHolds::ALL.len()], in_use: false });
+            unsharded.get_or_insert(Unsharded { unit, gathers: [None; Storage::BUFFERS.len()], in_use: false });
         for ((buf, shard), gather) in bufs.iter_mut().zip(shards).zip(&mut unsharded.gathers) {
             let (Some(buf), Some(shard), None) = (buf, shard, &gather) else { continue };
             let full = buf.view_mut().slice(0..shard.len() * group.size());
@@ -111,7 +110,7 @@ impl WeightSlots {
         }
         Ok(())
     }
-    /// Waits for a gather in flight, and holds the unit until [`WeightSlots::reshard`].
+    /// Waits for a gather in flight, and storage the unit until [`WeightSlots::reshard`].
     pub fn wait(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         let unsharded = self.unsharded(unit)?;
         unsharded.in_use = true;
@@ -132,7 +131,7 @@ impl WeightSlots {
             return Err(Error::op("weights", format!("unit {unit} is not acquired")));
         }
         let bufs = &self.slots[flat::slot(*unit, self.cycle)].bufs;
-        kept::weights(*unit, bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), scales, layout)
+        Weights::new(bufs.each_ref().map(|buf| buf.as_ref().map(Buf::view)), scales, layout)
     }
     /// Drops all gathered weights, because the masters changed.
     pub fn clear(&mut self, group: &dyn Collective) -> Result<()> {
@@ -142,8 +141,8 @@ impl WeightSlots {
     pub fn clear_trained(&mut self, group: &dyn Collective) -> Result<()> {
         for unsharded in self.slots.iter_mut().filter_map(|slot| slot.unsharded.as_mut()) {
             unsharded.in_use = false;
-            let all = unsharded.gathers.iter_mut().zip(PartHolds::ALL);
-            let stale = all.filter(|(_, holds)| holds.learns()).filter_map(|(gather, _)| gather.take());
+            let all = unsharded.gathers.iter_mut().zip(Storage::BUFFERS);
+            let stale = all.filter(|(_, storage)| storage.is_trained()).filter_map(|(gather, _)| gather.take());
             stale.into_iter().try_for_each(|gather| gather.end(group))?;
         }
         Ok(())

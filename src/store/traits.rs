@@ -75,7 +75,10 @@ pub trait Store: ParamStore {
     /// Visits every shard in unit order, the trainable part of a unit before its frozen part.
     fn for_each_shard(&mut self, f: &mut dyn FnMut(Shard<'_>) -> Result<()>) -> Result<()>;
     /// Visits the packed shards, which no other visit shows: they are written once, when weights are loaded.
-    fn for_each_packed(&mut self, f: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()>;
+    /// A store without any leaves it out.
+    fn for_each_packed(&mut self, _: &mut dyn FnMut(PackedShard<'_>) -> Result<()>) -> Result<()> {
+        Ok(())
+    }
     /// Call after masters (and params) changed: gathered weights are stale.
     fn weights_changed(&mut self) -> Result<()>;
     /// Call after an optimizer update: only trainable weights are stale.

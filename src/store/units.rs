@@ -3,7 +3,6 @@
 use super::begun::Begun;
 use super::coded::CodedScales;
 use super::flat::Flat;
-use super::kept;
 use super::replicas::Replicas;
 use super::shards::UnitShards;
 use super::slots::{Cycles, GradSlots, WeightSlots};
@@ -98,7 +97,7 @@ impl ShardedUnits {
         let (home, scales) = (self.flat.home(layer), self.scales.as_ref().map(CodedScales::view));
         match &self.weights {
             Some(slots) => slots.weights(&self.flat, scales, layer),
-            None => kept::weights(home.unit, self.shards[home.unit].gathered(), scales, &home.layout),
+            None => Weights::new(self.shards[home.unit].gathered(), scales, &home.layout),
         }
     }
     /// Drops gathered weights that are stale, all or only the trainable ones, and casts what is gathered in 8 bits.
@@ -127,7 +126,7 @@ impl ShardedUnits {
         let (shards, own) = self.shards[home.unit].in_place();
         let weights = match &self.weights {
             Some(slots) => slots.weights(&self.flat, scales, layer)?,
-            None => kept::weights(home.unit, shards, scales, &home.layout)?,
+            None => Weights::new(shards, scales, &home.layout)?,
         };
         let unit = &self.flat.units[home.unit];
         let mut flat = match &mut self.grads {

@@ -105,8 +105,7 @@ impl ParamStore for Plain {
     fn acquire(&mut self, layer: usize, pass: Pass) -> Result<Weights<'_>> {
         self.calls.push(Call::Acquire(layer, pass));
         self.held[layer] = true;
-        let full = self.compute[layer].view();
-        Ok(Weights { trained: full, frozen: full, packed: full, coded: None, layout: &self.layouts[layer] })
+        Ok(Weights::plain(self.compute[layer].view(), &self.layouts[layer]))
     }
     fn release(&mut self, layer: usize, pass: Pass) -> Result<()> {
         self.calls.push(Call::Release(layer, pass));
@@ -117,8 +116,7 @@ impl ParamStore for Plain {
         self.calls.push(Call::Grads(layer));
         assert!(self.held[layer], "gradient of layer {layer}, which is not held");
         let layout = &self.layouts[layer];
-        let full = self.compute[layer].view();
-        let weights = Weights { trained: full, frozen: full, packed: full, coded: None, layout };
+        let weights = Weights::plain(self.compute[layer].view(), layout);
         Ok((weights, Grads::new(Some(self.grads[layer].view_mut()), layout)))
     }
     fn grads_ready(&mut self, layer: usize) -> Result<()> {

@@ -208,7 +208,7 @@ fn gradients_of_micro_batches_add_up() {
             let grads: Vec<_> = model
                 .store
                 .segments()
-                .filter(|(_, s)| s.trainable)
+                .filter(|(_, s)| s.is_trained())
                 .map(|(layer, s)| (s.name.clone(), model.store.grad(layer, s).to_vec()))
                 .collect();
             (grads, model.ws.take_loss(&model.dev).unwrap())

@@ -8,9 +8,9 @@ use flatshard::comm::recorder::{Log, Recorder};
 use flatshard::comm::seam::Seam;
 use flatshard::comm::{Axis, MeshSizes, Tag};
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Arch, Decoder, Lora, Spec, Tuning};
+use flatshard::nn::{Arch, Decoder, Lora, Spec, Storage, Tuning};
 use flatshard::optim::Rule;
-use flatshard::store::flat::{Flat, PartHolds, UnitPart};
+use flatshard::store::flat::{Flat, UnitPart};
 use flatshard::store::{Offload, ShardedOptions, Stage, Wrap};
 use std::sync::Arc;
 
@@ -278,7 +278,7 @@ fn the_documented_bytes_hold() {
         let small = 2 * 8 * flatshard::device::LIMBS + 4 * (2 + 2 + 8);
         // Matrices have no second moment.
         let flat = Flat::new(Decoder::new(spec.clone()).unwrap().layouts(), Wrap::Transformer, n);
-        let parts = flat.units[1..].iter().map(|unit| unit.part(PartHolds::Trained).unwrap());
+        let parts = flat.units[1..].iter().map(|unit| unit.part(Storage::Trained).unwrap());
         let vectors = |part: &UnitPart, rank: usize| {
             let (own, all) = (part.owned(rank), part.layout.segments.iter().filter(|s| s.shape.len() != 2));
             all.map(|s| (s.start + 256).min(own.end).saturating_sub(s.start.max(own.start))).sum::<usize>()

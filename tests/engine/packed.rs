@@ -11,9 +11,9 @@ use flatshard::device::Device;
 use flatshard::device::cpu::CpuDevice;
 use flatshard::device::ops::{Expand, Nf4Matrix};
 use flatshard::engine::{Engine, EngineOptions, Strategy};
-use flatshard::nn::{Checkpointing, Decoder, Lora, Segment, Spec, Tuning};
+use flatshard::nn::{Checkpointing, Decoder, Lora, Segment, Spec, Storage, Tuning};
 use flatshard::optim::Moments;
-use flatshard::store::flat::{Flat, PartHolds};
+use flatshard::store::flat::Flat;
 use flatshard::store::{Offload, ShardedOptions, Wrap, assign};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -163,7 +163,7 @@ fn bytes_of(engine: &mut Engine) -> Result<Vec<(Segment, usize, Vec<u8>)>> {
         let mut bytes = vec![0; shard.bytes.len()];
         dev.download(shard.bytes.as_view(), &mut bytes)?;
         for segment in &shard.layout.segments {
-            let range = segment.range();
+            let range = segment.bytes();
             let (from, to) = (range.start.max(shard.start), range.end.min(shard.start + bytes.len()));
             if from < to {
                 let part = bytes[from - shard.start..to - shard.start].to_vec();
@@ -206,7 +206,7 @@ fn shards_of_a_loaded_model_are_bitsandbytes_bytes() {
             let mut seen: BTreeMap<String, Vec<bool>> = BTreeMap::new();
             for (segment, at, bytes) in held.into_iter().flatten() {
                 let expected = &golden[&segment.shape];
-                assert_eq!(segment.range().len(), expected.len(), "{what}");
+                assert_eq!(segment.bytes().len(), expected.len(), "{what}");
                 assert!(expected[at..at + bytes.len()] == bytes, "{what}: {} from byte {at} on", segment.name);
                 let seen = seen.entry(segment.name).or_insert_with(|| vec![false; expected.len()]);
                 seen[at..at + bytes.len()].fill(true);
@@ -379,13 +379,12 @@ fn bytes_gathered_and_held_are_those_of_4_bits() {
             });
             let decoder = Decoder::tuned(spec(), &options.tuning).unwrap();
             let flat = Flat::new(decoder.layouts(), Wrap::Transformer, 3);
-            let size = |holds: PartHolds| if holds == PartHolds::Packed { 1 } else { 2 };
+            let size = |storage| if storage == Storage::Nf4 { 1 } else { 2 };
             let parts = || flat.units.iter().flat_map(|unit| &unit.parts);
-            let gathered: usize = parts().map(|p| 2 * p.shard * size(p.holds)).sum();
+            let gathered: usize = parts().map(|p| 2 * p.shard * size(p.storage)).sum();
             assert_eq!(received, [gathered; 3], "resharded: {resharded}");
             let block: usize = [64 * 64 * 2, 32 * 64 * 2, 3 * 288 * 64].iter().sum();
-            let packed: Vec<usize> =
-                parts().filter(|p| p.holds == PartHolds::Packed).map(|p| p.layout.packed).collect();
+            let packed: Vec<usize> = parts().filter(|p| p.storage == Storage::Nf4).map(|p| p.layout.packed).collect();
             let groups = [1, 1, 1, 1, 2, 2, 2].iter().sum::<usize>();
             let bytes = block / 2 + block / BLOCK + 4 * (groups + 7);
             assert_eq!(packed.len(), spec().layers);

@@ -354,7 +354,7 @@ fn made(run: &Run) -> Made {
                     decoder.next_token_logits(dev, &mut store, &docs.batch(), &mut ws, last, &mut logits).unwrap();
                     let grads: Vec<(Segment, Vec<f32>)> = store
                         .segments()
-                        .filter(|(_, s)| s.trainable)
+                        .filter(|(_, s)| s.is_trained())
                         .map(|(layer, s)| (s.clone(), store.grad(layer, s).to_vec()))
                         .collect();
                     (loss, grads, logits, (planned, there), entries)

@@ -63,7 +63,7 @@ fn trained_tensors_are_unaffected_and_frozen_ones_stay() {
                     let mut layouts = spec.layouts();
                     frozen(&spec, patterns).apply(&mut layouts).unwrap();
                     for segment in layouts.iter().flat_map(|l| &l.segments) {
-                        let expected = if segment.trainable { &all } else { &before };
+                        let expected = if segment.is_trained() { &all } else { &before };
                         let what = format!("{} of {} world {world}", segment.name, strategy.name());
                         assert!(some.weights[&segment.name] == expected.weights[&segment.name], "{what}");
                         assert!(all.weights[&segment.name] != before.weights[&segment.name], "{what} never learns");
@@ -255,7 +255,7 @@ fn with_adapters_the_base_model_is_stored_once() {
     let tuning = lora(&["q_proj", "down_proj"]);
     let layouts = Decoder::tuned(spec.clone(), &tuning).unwrap().layouts().to_vec();
     let elements = |learns: bool| -> usize {
-        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.trainable == learns);
+        let segments = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.is_trained() == learns);
         segments.map(|s| s.len().next_multiple_of(256)).sum()
     };
     for dtype in [DType::F32, DType::Bf16, DType::F16] {

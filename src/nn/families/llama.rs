@@ -13,7 +13,7 @@ use crate::nn::families::names::{BIAS, Names, WEIGHT};
 use crate::nn::families::recurrent::{conv, delta};
 use crate::nn::families::table::SparseNames;
 use crate::nn::grouped::GroupedLinear;
-use crate::nn::layout::{Init, Layout, Tp};
+use crate::nn::layout::{Init, Layout, Storage, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
@@ -215,7 +215,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         // A buffer of transformers.
         let name = format!("{}layer_scalar", names.prefix);
         let segment = names.layout.push_part(name, &[1], Tp::Same, false, Init::ONES);
-        names.layout.segments[segment].trainable = false;
+        names.layout.segments[segment].storage = Storage::Saved;
         segment
     });
     (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, per_layer, scalar, parallel: spec.parallel })
@@ -278,7 +278,7 @@ fn curve(names: &mut Names, columns: Slice) -> [usize; 4] {
     .map(|(name, shape, trainable, init)| {
         let name = format!("{}mlp.act_fn.{name}", names.prefix);
         let segment = names.layout.push_part(name, shape, if trainable { tp } else { Tp::Same }, false, init);
-        names.layout.segments[segment].trainable = trainable;
+        names.layout.segments[segment].storage = if trainable { Storage::Trained } else { Storage::Saved };
         segment
     })
 }
@@ -351,7 +351,7 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
         let (name, dimensions) = (format!("{}{module}.{}", names.prefix, correction.0), correction.1);
         let shape: &[usize] = if dimensions == 1 { &[count] } else { &[1, count] };
         let segment = names.layout.push_part(name, shape, Tp::Same, false, Init::ZEROS);
-        names.layout.segments[segment].trainable = false;
+        names.layout.segments[segment].storage = Storage::Saved;
         segment
     });
     let rule = experts.rule.map(|rule| (rule, correction));

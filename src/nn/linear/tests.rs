@@ -85,7 +85,7 @@ fn products_are_those_of_pytorchs_values() {
     let mut layout = Layout::default();
     let weight = layout.push("up_proj.weight", &[outputs, inputs], true, Init::Constant(0.0));
     layout.segments[weight].fp8 = true;
-    let weights = Weights { trained: w.view(), frozen: view, packed: view, coded: None, layout: &layout };
+    let weights = Weights::plain(w.view(), &layout);
     let mut grads = Grads::new(Some(dw.view_mut()), &layout);
     let linear = Linear::new(weight, outputs, inputs);
     linear.forward(&cx, weights, x.view(), &mut work, y.view_mut()).unwrap();

@@ -58,7 +58,7 @@ pub fn of_units(facts: &mut Value, s: &Settings, decoder: &Decoder) -> Result<()
 pub fn of_tuning(facts: &mut Value, decoder: &Decoder, tuning: &Tuning) -> Result<()> {
     let learns = |decoder: &Decoder| -> Vec<_> {
         let segments = decoder.layouts().iter().flat_map(|layout| &layout.segments);
-        segments.map(|s| s.trainable.then_some((s.decay, s.lr_scale))).collect()
+        segments.map(|s| s.is_trained().then_some((s.decay, s.lr_scale))).collect()
     };
     let all = learns(decoder);
     let (freeze, no_decay, lr_scale) = (&tuning.freeze, &tuning.no_decay, &tuning.lr_scale);

@@ -1,11 +1,11 @@
 //! Checks of `--no-use-orig-params`, with which a unit is one tensor to the optimizer: its tensors cannot differ in
 //! weight decay, learning rate or freezing. Never changes a setting.
 use crate::base::{Error, Result};
-use crate::nn::Layout;
+use crate::nn::{Layout, Storage};
 use crate::run::settings::Settings;
 use crate::run::settings::effect::contradiction;
 use crate::store::apart;
-use crate::store::flat::{Flat, PartHolds, Wrap, runs};
+use crate::store::flat::{Flat, Wrap, runs};
 
 /// The check that needs settings alone.
 pub fn check(s: &Settings) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn uniform(layouts: &[Layout], wrap: Wrap) -> Result<()> {
         if unit.parts.len() > 1 {
             return refuse(format!("a unit is one tensor, but {} is trained and {} is frozen", name(0), name(1)));
         }
-        let Some(part) = unit.part(PartHolds::Trained) else { continue };
+        let Some(part) = unit.part(Storage::Trained) else { continue };
         let segments = &part.layout.segments;
         let alike = |i: usize| Some((segments[i].decay, segments[i].lr_scale));
         if let [first, second, ..] = &runs(&part.layout, 0..part.padded, alike)[..] {

@@ -162,7 +162,7 @@ impl Plan {
         let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
         let size = ModelSize {
             params: segments().map(Segment::len).sum(),
-            trainable: segments().filter(|s| s.trainable).map(Segment::len).sum(),
+            trainable: segments().filter(|s| s.is_trained()).map(Segment::len).sum(),
             planned,
         };
         ranks.planned = size.on_device();

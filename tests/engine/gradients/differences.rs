@@ -40,7 +40,7 @@ fn check_gradients_within(mut model: Model, tolerance: f64, step: f32) {
     let analytic: Vec<(usize, Segment, Vec<f32>)> = model
         .store
         .segments()
-        .filter(|(_, segment)| segment.trainable)
+        .filter(|(_, segment)| segment.is_trained())
         .map(|(layer, segment)| (layer, segment.clone(), model.store.grad(layer, segment).to_vec()))
         .collect();
     let mut worst = (0.0, String::new());
