@@ -71,9 +71,7 @@ fn rank(mesh: Mesh, meter: Meter, dir: &Path) -> Result<Vec<(f64, f64, u64)>> {
     initialize(&mut *store, 1, &*dev)?;
     let mut optimizer = Optimizer::new(&*dev, &mesh, decoder.layouts(), &mut *store, rule, 1)?;
     // First-touch page faults are the system's cost, not ours.
-    for unit in 0..store.units() {
-        optimizer.states(unit).try_for_each(|state| dev.zero(state))?;
-    }
+    store.for_each_shard(&mut |shard| optimizer.states(shard.part()).try_for_each(|state| dev.zero(state)))?;
     let mut ckpt = Checkpointer::new(dev, &mesh, &spec(), decoder.layouts(), rule.state())?;
     (1..=ROUNDS as u64)
         .map(|step| {

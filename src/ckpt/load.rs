@@ -139,7 +139,7 @@ impl<'a> TensorReader<'a> {
                 let masters = StoredSlice::plain(shard.master.reborrow().slice(run.range.clone()));
                 self.run(0, &run, masters)?;
                 let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
-                for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
+                for (moment, state) in optimizer.state(shard.part(), run.range.clone()) {
                     self.run(1 + moment, &run, state)?;
                 }
             }

@@ -95,7 +95,7 @@ pub(super) fn each_run(
             let masters = StoredSlice::plain(shard.master.reborrow().slice(run.range.clone()));
             f(index(0)?, run.at, masters)?;
             let Some(optimizer) = optimizer.as_mut().filter(|_| shard.grad.is_some()) else { continue };
-            for (moment, state) in optimizer.state(shard.unit, run.range.clone()) {
+            for (moment, state) in optimizer.state(shard.part(), run.range.clone()) {
                 f(index(1 + moment)?, run.at, state)?;
             }
         }

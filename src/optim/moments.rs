@@ -10,7 +10,7 @@ use crate::base::rng::Rng;
 use crate::base::{Category, DType, Result};
 use crate::device::ops::TensorPart;
 use crate::device::{Buf, Device, Place, View, ViewMut};
-use crate::nn::Segment;
+use crate::nn::{Segment, Storage};
 use crate::store::flat::{self, Run};
 use crate::store::{self, Shard};
 use std::ops::Range;
@@ -138,7 +138,10 @@ impl StateBuf {
     }
 }
 
-/// The states of a unit's trainable shard.
+/// The states of a unit's shards, by [`crate::store::PartId::buffer`].
+pub(super) type States = [UnitMoments; Storage::BUFFERS.len()];
+
+/// The states of a trainable shard.
 #[derive(Default)]
 pub(super) struct UnitMoments {
     /// One per name.

@@ -15,14 +15,14 @@
 //! Bytes per rank besides moments, for the largest matrix M, its shorter side squared Q, and the elements W of a
 //! round's matrices that one rank holds (see [Note: rounds] in `owners`): 16 M + 16 W + 8 Q in f32; in bf16 8 M + 6 W +
 //! 6 Q, and 4 of the larger of M and W.
-use super::moments::UnitMoments;
+use super::moments::States;
 use super::newton_schulz::NewtonSchulz;
 use super::owners::{MuonMatrix, MuonPlan, MuonRound};
 use crate::base::{Category, DType, Error, Result};
 use crate::comm::{Axis, Collective, CommUse, Mesh, Tag, Ticket};
 use crate::device::ops::{ClipScale, CopyColumns, Sgd, SgdScalars, SumSquares};
 use crate::device::{Buf, Device, LIMBS, View};
-use crate::store::{Shard, Store};
+use crate::store::{PartId, Shard, Store};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl Muon {
         &mut self,
         dev: &dyn Device,
         store: &mut dyn Store,
-        states: &mut [UnitMoments],
+        states: &mut [States],
         (update, stride): (View, usize),
         scale: View,
     ) -> Result<()> {
@@ -136,7 +136,7 @@ impl Muon {
         &mut self,
         dev: &dyn Device,
         store: &mut dyn Store,
-        states: &mut [UnitMoments],
+        states: &mut [States],
         scale: View,
         round: usize,
     ) -> Result<()> {
@@ -147,12 +147,13 @@ impl Muon {
             group.wait_sent(ticket)?;
         }
         let (moment, add) = (constants.view().slice(0..3), constants.view().slice(3..6));
-        each_piece(store, matrices, round, &mut |shard, _, own, piece| {
+        each_piece(store, matrices, round, &mut |shard, matrix, own, piece| {
             let Some(grad) = &shard.grad else { return Ok(()) };
             for part in parts(dev, own.len()) {
                 let (own, piece) = (from(&own, &part), from(&piece, &part));
                 let g = grad.as_view().slice(own.clone());
-                let m = states[shard.unit].bufs.first_mut().map(|m| m.values.view_mut().slice(own));
+                let PartId { unit, buffer } = matrix.part;
+                let m = states[unit][buffer].bufs.first_mut().map(|m| m.values.view_mut().slice(own));
                 let (mut p, out) = (wide.view_mut().slice(0..part.len()), Some(pieces.view_mut().slice(piece)));
                 dev.zero(p.reborrow())?;
                 dev.sgd(Sgd { h: moment, scale, g, m, p: p.reborrow(), out: None })?;
@@ -265,9 +266,9 @@ fn each_piece(store: &mut dyn Store, matrices: &[MuonMatrix], round: &MuonRound,
         if shard.grad.is_none() {
             return Ok(());
         }
-        let unit = shard.unit;
+        let part = shard.part();
         let dealt = matrices.iter().skip(round.first).zip(&round.pieces);
-        for (matrix, piece) in dealt.filter(|(matrix, _)| matrix.unit == unit) {
+        for (matrix, piece) in dealt.filter(|(matrix, _)| matrix.part == part) {
             if let Some(own) = shard.owned(matrix.segment.range()) {
                 f(&mut shard, matrix, own, piece.clone())?;
             }

@@ -1,6 +1,6 @@
 //! The optimizers over a store's shards. AdamW and SGD are one fused pass per shard; Muon's matrices are in `muon`.
 //! Never reduces, clips or schedules: the gradient, its scale and the learning rate are inputs.
-use super::moments::{Moments, StoredSlice, UnitMoments, UpdateRun};
+use super::moments::{Moments, States, StoredSlice, UnitMoments, UpdateRun};
 use super::muon::Muon;
 use super::owners::{self, MuonMatrix};
 use crate::base::{DType, Error, Result};
@@ -9,7 +9,7 @@ use crate::device::host::Staged;
 use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
 use crate::device::{Device, HostUpdate, Place, View, ViewMut};
 use crate::nn::{Layout, Segment, Storage};
-use crate::store::Store;
+use crate::store::{PartId, Store};
 use std::ops::Range;
 
 /// The update rule and its hyperparameters.
@@ -86,8 +86,8 @@ fn collect(layout: &Layout, kinds: &mut Vec<UpdateKind>) {
 
 pub struct Optimizer {
     rule: Rule,
-    /// Per unit: of its trainable shard.
-    states: Vec<UnitMoments>,
+    /// Per unit, by [`PartId::buffer`]: of its trainable shards.
+    states: Vec<States>,
     muon: Option<Muon>,
     kinds: Vec<UpdateKind>,
     /// Per-kind constants of an update.
@@ -109,7 +109,7 @@ impl Optimizer {
         rule: Rule,
         seed: u64,
     ) -> Result<Optimizer> {
-        let mut states: Vec<UnitMoments> = (0..store.units()).map(|_| UnitMoments::default()).collect();
+        let mut states: Vec<States> = (0..store.units()).map(|_| States::default()).collect();
         let matrix_names = if matches!(rule, Rule::Muon { .. }) { owners::names(layouts) } else { Vec::new() };
         let (mut matrices, mut dtype, replicated) = (Vec::new(), DType::F32, store.replicated());
         let mut staged: Option<Staged> = None;
@@ -132,12 +132,13 @@ impl Optimizer {
                 let kind = |segment: &Segment| kinds.iter().position(|k| *k == update_kind(segment)).unwrap_or(0);
                 let is_matrix = |segment: &Segment| matrix_names.contains(&segment.name);
                 let runs = UpdateRun::all(&shard, &rule.state(), seed, &kind, &is_matrix);
-                states[shard.unit] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
+                let part = shard.part();
+                states[part.unit][part.buffer] = UnitMoments::new(dev, &rule.state(), &shard, runs)?;
                 let coded = shard.layout.segments.iter().any(|segment| matches!(segment.storage, Storage::Coded(_)));
                 let alone = if coded { DType::Bf16 } else { DType::F32 };
                 dtype = shard.param.as_ref().map_or(alone, ViewMut::dtype);
                 for segment in shard.layout.segments.iter().filter(|segment| is_matrix(segment)) {
-                    matrices.push(MuonMatrix::new(shard.unit, segment, (!replicated).then_some(len), kind(segment)));
+                    matrices.push(MuonMatrix::new(part, segment, (!replicated).then_some(len), kind(segment)));
                 }
             }
             Ok(())
@@ -161,14 +162,14 @@ impl Optimizer {
     pub fn resume(&mut self, steps: u64) {
         self.step = steps;
     }
-    /// The states of elements `range`, all of one tensor, of this rank's trainable shard of `unit`, each with its index
-    /// in [`Rule::state`]. For checkpoints.
-    pub fn state(&mut self, unit: usize, range: Range<usize>) -> impl Iterator<Item = (usize, StoredSlice<'_>)> {
-        self.states[unit].of(range)
+    /// The states of elements `range`, all of one tensor, of this rank's shard of the trainable `part`, each with its
+    /// index in [`Rule::state`]. For checkpoints.
+    pub fn state(&mut self, part: PartId, range: Range<usize>) -> impl Iterator<Item = (usize, StoredSlice<'_>)> {
+        self.states[part.unit][part.buffer].of(range)
     }
-    /// All states of this rank's trainable shard of `unit`.
-    pub fn states(&mut self, unit: usize) -> impl Iterator<Item = ViewMut<'_>> {
-        self.states[unit].views()
+    /// All states of this rank's shard of the trainable `part`.
+    pub fn states(&mut self, part: PartId) -> impl Iterator<Item = ViewMut<'_>> {
+        self.states[part.unit][part.buffer].views()
     }
 
     /// Constants of the next update at learning rate `lr`. Copy them to the device and pass them to
@@ -209,8 +210,9 @@ impl Optimizer {
             muon.step(dev, store, &mut self.states, (constants, rule.constants()), scale)?;
         }
         store.for_each_shard(&mut |mut shard| {
+            let PartId { unit, buffer } = shard.part();
             let Some(grad) = shard.grad else { return Ok(()) }; // frozen
-            let UnitMoments { bufs, in_blocks, runs, whole_first } = &mut self.states[shard.unit];
+            let UnitMoments { bufs, in_blocks, runs, whole_first } = &mut self.states[unit][buffer];
             for UpdateRun { range, state, in_blocks: blocks, kind, at } in runs.iter() {
                 let own = kind * rule.constants()..(kind + 1) * rule.constants();
                 let g = grad.as_view().slice(range.clone());

@@ -14,6 +14,7 @@
 use crate::comm::MeshSizes;
 use crate::comm::mesh::Coords;
 use crate::nn::{Layout, ROOT, Segment, Slice, Tp, is_adapter};
+use crate::store::PartId;
 use std::ops::Range;
 
 /// Whether Muon updates the tensor, a segment of layer `layer`.
@@ -29,7 +30,7 @@ pub(super) fn names(layouts: &[Layout]) -> Vec<String> {
 
 /// A matrix that Muon updates, as this rank knows it.
 pub(super) struct MuonMatrix {
-    pub unit: usize,
+    pub part: PartId,
     pub segment: Segment,
     /// Rows and columns of the whole matrix.
     pub shape: (usize, usize),
@@ -40,9 +41,9 @@ pub(super) struct MuonMatrix {
 }
 
 impl MuonMatrix {
-    pub fn new(unit: usize, segment: &Segment, shard: Option<usize>, kind: usize) -> MuonMatrix {
+    pub fn new(part: PartId, segment: &Segment, shard: Option<usize>, kind: usize) -> MuonMatrix {
         let whole = segment.global_shape();
-        MuonMatrix { unit, segment: segment.clone(), shape: (whole[0], whole[1..].iter().product()), shard, kind }
+        MuonMatrix { part, segment: segment.clone(), shape: (whole[0], whole[1..].iter().product()), shard, kind }
     }
     pub fn elements(&self) -> usize {
         self.shape.0 * self.shape.1

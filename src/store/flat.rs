@@ -157,14 +157,6 @@ impl Flat {
         }
         self.units.push(Unit { layers, parts });
     }
-    /// How many numbers shards have: a unit's, and another for what is gathered in 8 bits.
-    pub fn numbers(&self) -> usize {
-        self.units.len() * if self.scales > 0 { 2 } else { 1 }
-    }
-    /// The number of a unit's shard of a part.
-    pub fn number(&self, unit: usize, storage: Storage) -> usize {
-        if matches!(storage, Storage::Coded(_)) { self.units.len() + unit } else { unit }
-    }
     /// The unit that a pass uses after `unit`.
     pub fn next(&self, unit: usize, pass: Pass) -> Option<usize> {
         match pass {

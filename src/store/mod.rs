@@ -27,5 +27,5 @@ pub use packed::{ReadValues, VisitValues};
 pub use reference::{Reference, ReferenceOptions};
 pub use replicated::{Replicated, ReplicatedOptions};
 pub use sharded::{BackwardPrefetch, Sharded, ShardedOptions};
-pub use traits::{PackedShard, Shard, Store, Strategy};
+pub use traits::{PackedShard, PartId, Shard, Store, Strategy};
 pub use zero::{Stage, Zero, ZeroOptions};

@@ -17,9 +17,9 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// For a store with `units` units.
-    pub fn new(mesh: &Mesh, units: usize) -> Replicas {
-        Replicas { group: mesh.group(Axis::DpReplicate).clone(), flying: Vec::with_capacity(units) }
+    /// For a store with `shards` shards.
+    pub fn new(mesh: &Mesh, shards: usize) -> Replicas {
+        Replicas { group: mesh.group(Axis::DpReplicate).clone(), flying: Vec::with_capacity(shards) }
     }
     /// Whether there is more than one replica.
     pub fn any(&self) -> bool {

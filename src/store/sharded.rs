@@ -265,7 +265,7 @@ impl Store for Sharded {
         if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
     }
     fn units(&self) -> usize {
-        self.units.flat.numbers()
+        self.units.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false

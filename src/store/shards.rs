@@ -112,7 +112,7 @@ impl UnitShards {
             let parts = cut.parts.iter().zip(&mut shards.parts);
             for (part, ShardBufs { kept, grad, .. }) in parts.filter(|(part, _)| part.storage != Storage::Nf4) {
                 f(Shard {
-                    unit: flat.number(unit, part.storage),
+                    unit,
                     layout: &part.layout,
                     start: part.owned(rank).start,
                     master: kept.master.view_mut(),

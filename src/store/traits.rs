@@ -8,10 +8,16 @@ use crate::nn::{Layout, ParamStore};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// A part of a unit: its tensors in one of the buffers of [`crate::nn::Storage::BUFFERS`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartId {
+    pub unit: usize,
+    pub buffer: usize,
+}
+
 /// What this rank owns of a unit's trainable or frozen tensors, except packed ones: a contiguous range of their flat
 /// buffer, possibly ending in padding.
 pub struct Shard<'a> {
-    /// The number of the unit; what is gathered in 8 bits has numbers of its own.
     pub unit: usize,
     /// Segments of the whole flat buffer.
     pub layout: &'a Layout,
@@ -27,6 +33,10 @@ pub struct Shard<'a> {
 }
 
 impl Shard<'_> {
+    pub fn part(&self) -> PartId {
+        let buffer = self.layout.segments.first().map_or(0, |segment| segment.storage.buffer());
+        PartId { unit: self.unit, buffer }
+    }
     /// The intersection of `range` (in the flat buffer) with this shard, relative to the shard's start.
     pub fn owned(&self, range: Range<usize>) -> Option<Range<usize>> {
         let (from, to) = (range.start.max(self.start), range.end.min(self.start + self.master.len()));
@@ -62,7 +72,6 @@ pub trait Strategy: Send + Sync {
 /// Owns the parameters. Every call visits shards in the same order.
 pub trait Store: ParamStore {
     fn name(&self) -> &'static str;
-    /// How many numbers its shards have.
     fn units(&self) -> usize;
     /// Whether every rank of the group owns everything (DDP). Norms are then not summed over ranks, and only one rank
     /// writes.

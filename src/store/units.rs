@@ -46,7 +46,7 @@ impl ShardedUnits {
     pub fn new(dev: Arc<dyn Device>, mesh: &Mesh, plan: UnitPlan) -> Result<ShardedUnits> {
         let UnitPlan { flat, cycles, dtype, masters, offload } = plan;
         let group = mesh.group(Axis::Fsdp).clone();
-        let replicas = Replicas::new(mesh, flat.numbers());
+        let replicas = Replicas::new(mesh, flat.units.iter().map(|unit| unit.parts.len()).sum());
         let alone = group.size() == 1 && !replicas.any() && offload < Offload::Gradients;
         let shards = UnitShards::new(&*dev, &flat, (dtype, masters), offload, &replicas)?;
         let weights = {

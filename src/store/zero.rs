@@ -259,7 +259,7 @@ impl Store for Zero {
         }
     }
     fn units(&self) -> usize {
-        self.units.flat.numbers()
+        self.units.flat.units.len()
     }
     fn replicated(&self) -> bool {
         false

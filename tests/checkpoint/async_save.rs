@@ -27,7 +27,7 @@ fn change(held: &mut KnownState) -> Result<()> {
     let dev = held.dev.clone();
     let optimizer = &mut held.optimizer;
     held.store.for_each_shard(&mut |shard| {
-        for state in optimizer.states(shard.unit) {
+        for state in optimizer.states(shard.part()) {
             dev.zero(state)?;
         }
         dev.zero(shard.master)

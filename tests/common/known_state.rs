@@ -139,7 +139,7 @@ impl KnownState {
                     let range = first..first + part.len();
                     f("", &s.name, at, shard.master.reborrow().slice(range.clone()))?;
                     let names = optimizer.rule().state().names;
-                    for (moment, state) in optimizer.state(shard.unit, range) {
+                    for (moment, state) in optimizer.state(shard.part(), range) {
                         f(names[moment], &s.name, at, state.values)?;
                     }
                 }

@@ -216,7 +216,7 @@ fn a_step_that_is_skipped_changes_nothing() {
             store.for_each_shard(&mut |shard| {
                 for view in [shard.master.as_view()]
                     .into_iter()
-                    .chain(optimizer.states(shard.unit).collect::<Vec<_>>().iter().map(|s| s.as_view()))
+                    .chain(optimizer.states(shard.part()).collect::<Vec<_>>().iter().map(|s| s.as_view()))
                 {
                     let mut bytes = vec![0; view.bytes()];
                     dev.download(view, &mut bytes)?;

@@ -9,9 +9,9 @@ use flatshard::comm::Axis;
 use flatshard::comm::mesh::MeshSizes;
 use flatshard::device::ViewMut;
 use flatshard::engine::{Engine, EngineOptions};
-use flatshard::nn::Spec;
+use flatshard::nn::{Spec, Storage};
 use flatshard::run::r#loop::verify::Verify;
-use flatshard::store::ShardedOptions;
+use flatshard::store::{PartId, ShardedOptions};
 use std::path::Path;
 
 /// What is flipped on the faulty rank.
@@ -36,7 +36,7 @@ fn flipped(sizes: MeshSizes, options: &EngineOptions, at: usize, what: In) -> Ve
         let flip = |view: ViewMut| view.host::<f32>("test").map(|x| x[0] = f32::from_bits(x[0].to_bits() ^ 1));
         match what {
             _ if rank.rank != at => {}
-            In::Moment => optimizer.states(1).try_for_each(flip)?,
+            In::Moment => optimizer.states(PartId { unit: 1, buffer: Storage::Trained.buffer() }).try_for_each(flip)?,
             In::Master(name) => {
                 let mut found = false;
                 store.for_each_shard(&mut |mut shard| {

@@ -118,11 +118,11 @@ impl Verify {
             hash(shard.master.as_view())?;
             shard.param.as_ref().map_or(Ok(()), |param| hash(param.as_view()))?;
             if shard.grad.is_some() {
-                let mut states = optimizer.states(shard.unit);
+                let mut states = optimizer.states(shard.part());
                 states.try_for_each(|state| update(dev, state.as_view(), chunk, &mut whole))?;
                 drop(states);
                 for range in own {
-                    let mut states = optimizer.state(shard.unit, range);
+                    let mut states = optimizer.state(shard.part(), range);
                     states.try_for_each(|(_, state)| {
                         state.views().try_for_each(|view| update(dev, view, chunk, &mut uncut))
                     })?;
