@@ -1,28 +1,28 @@
 //! The one layer loop: embeddings, blocks, loss, and backward. Written against [`ParamStore`]: never knows how weights
 //! are stored.
+use super::adapters;
 use super::block::DecoderBlock;
 use super::context::{Batch, Cx, DropoutKeys};
 use super::core::CoreAttention;
-use super::layout::{Layout, Segment, Storage};
-use super::linear::TILE;
-use super::lora::{self, is_adapter};
-use super::per_layer::PerLayerRoot;
+use super::layout::{Layout, Storage};
+use super::lora;
+use super::product_buffers::ProductWidths;
 use super::recompute::SavedBlocks;
 use super::root::{LossGrad, LossSums, Root};
 use super::saved::{Saved, Scratch};
 use super::sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
 use super::shared_kv::KvSharing;
-use super::spec::{Arch, Experts, Spec};
+use super::spec::{Experts, Spec};
 use super::split::{Groups, SpGrid, Split};
 use super::store::{ParamStore, Pass, ROOT};
 use super::teacher::Teacher;
 use super::tensor::Tensor;
 use super::tuning::{Tuning, set_saved};
-use super::workspace::{AdapterWidths, Fixed, Workspace, WorkspaceOptions};
+use super::workspace::{Fixed, Workspace, WorkspaceOptions};
 use crate::base::rng::Rng;
 use crate::base::{DType, Error, Result};
 use crate::comm::{Reduce, Tag};
-use crate::device::ops::{Balance, Fp8Work, RouteShape};
+use crate::device::ops::{Balance, RouteShape};
 use crate::device::{Device, View, ViewMut};
 use half::{bf16, f16};
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub struct Decoder {
     blocks: Vec<DecoderBlock>,
     /// The lowest layer that is trainable, or whose experts are: where backward ends.
     lowest: usize,
-    adapters: AdapterWidths,
+    widths: ProductWidths,
     /// Hashed names of the adapters with dropout, in the order of their keys.
     masks: Vec<u64>,
 }
@@ -77,33 +77,11 @@ impl Decoder {
         split.check(&spec)?;
         let (mut layouts, mut root, mut blocks) = spec.layers(split);
         tuning.apply(&mut layouts)?;
-        let (mut adapters, mut masks) = (AdapterWidths::default(), Vec::new());
-        if let Some(lora) = &tuning.lora {
-            if spec.arch == Arch::Gpt {
-                return Err(Error::input(
-                    "lora: arch gpt is not supported, because its matrices are stored transposed; use another arch",
-                ));
-            }
-            adapters.rank = lora.rank;
-            if let Some(PerLayerRoot { projection, .. }) = &mut root.per_layer {
-                lora.adapt(projection, &layouts[0], &mut masks);
-                adapters.dropped = if lora.dropout > 0.0 { projection.inputs } else { 0 };
-            }
-            for (i, block) in blocks.iter_mut().enumerate() {
-                let widest = block.adapt(lora, &layouts, 1 + i, &mut masks, &mut adapters.kept);
-                adapters.dropped = adapters.dropped.max(widest);
-            }
-            let has_experts = layouts.iter().any(|l| l.experts && l.segments.iter().any(is_adapter));
-            adapters.experts = if has_experts { lora.rank } else { 0 };
-        }
-        let packed = layouts.iter().flat_map(|l| &l.segments).filter(|s| s.is_packed());
-        adapters.tile = packed.map(Segment::extent).max().unwrap_or(0).min(TILE);
-        for matrix in layouts.iter().flat_map(|l| &l.segments).filter(|s| s.fp8) {
-            let shape = matrix.fp8_shape();
-            adapters.side = adapters.side.max(shape.rows.max(shape.columns));
-            (adapters.weight, adapters.scales) =
-                (adapters.weight.max(shape.len()), adapters.scales.max(Fp8Work::scales(&shape)));
-        }
+        let mut widths = ProductWidths::of(&layouts);
+        let masks = match &tuning.lora {
+            Some(lora) => adapters::attach(lora, &spec, &layouts, (&mut root, &mut blocks), &mut widths)?,
+            None => Vec::new(),
+        };
         let learns = |layer: usize| layouts[layer].segments.iter().any(|s| s.is_trained());
         for sparse in blocks.iter().filter_map(DecoderBlock::sparse) {
             sparse.experts.check(&layouts[sparse.experts.layer])?;
@@ -113,7 +91,7 @@ impl Decoder {
             sparse.is_some_and(|sparse| learns(sparse.experts.layer))
         };
         let lowest = (0..=blocks.len()).find(|&layer| learns(layer) || experts_learn(layer)).unwrap_or(layouts.len());
-        Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, adapters, masks })
+        Ok(Decoder { layouts, spec, split: *split, root, blocks, lowest, widths, masks })
     }
     /// The model whose logits are divided by `t`: with a cap c, c tanh(x / c) / t = (c / t) tanh((x / t) / (c / t)).
     pub fn at_temperature(mut self, t: f32) -> Decoder {
@@ -126,7 +104,7 @@ impl Decoder {
         let mut base = Decoder::split(spec, tuning, split)?;
         lora::remove(&mut base.layouts);
         base.masks.clear();
-        base.adapters = AdapterWidths { rank: 0, dropped: 0, kept: 0, experts: 0, ..base.adapters };
+        base.widths = base.widths.without_adapters();
         Ok(base)
     }
     pub fn spec(&self) -> &Spec {
@@ -152,7 +130,7 @@ impl Decoder {
 
     /// Allocates a workspace. `groups` are those of this rank's [`Split`].
     pub fn workspace(&self, dev: &dyn Device, groups: &Groups, options: &WorkspaceOptions) -> Result<Workspace> {
-        let mut ws = Workspace::plan(&self.spec, &self.split, self.adapters, options).allocate(dev, groups)?;
+        let mut ws = Workspace::plan(&self.spec, &self.split, &self.widths, options).allocate(dev, groups)?;
         self.fill_tables(dev, &mut ws.fixed)?;
         if !dev.is_unbacked() {
             dev.zero(ws.scratch.zeros.all_mut())?;

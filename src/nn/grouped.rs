@@ -2,7 +2,7 @@
 //! these matrices. One call multiplies the rows of all experts. Never routes, and never mixes rows.
 use super::context::Cx;
 use super::layout::Layout;
-use super::saved::AdapterScratch;
+use super::product_buffers::AdapterScratch;
 use super::store::{Grads, Stride, Weights};
 use super::windows::Held;
 use crate::base::{Error, Result};

@@ -9,7 +9,7 @@
 use super::context::Cx;
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::linear::Linear;
-use super::saved::AdapterScratch;
+use super::product_buffers::AdapterScratch;
 use super::spec::Latent;
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;

@@ -4,7 +4,7 @@ mod adapter;
 pub(super) use self::adapter::Adapter;
 use self::adapter::Sides;
 use super::context::{Cx, DropoutSite};
-use super::saved::AdapterScratch;
+use super::product_buffers::AdapterScratch;
 use super::store::{Grads, WeightMatrix, Weights};
 use super::tensor::Tensor;
 use crate::base::fp8::Fp8;
@@ -15,8 +15,6 @@ use crate::device::ops::{
 use crate::device::{View, ViewMut};
 use std::ops::Range;
 
-/// Elements of a packed weight that are expanded at a time, at most; more than a column of any matrix.
-pub(super) const TILE: usize = 1 << 22;
 /// Tiles have a multiple of this many columns, if they have as many: no product is cut into slivers.
 const TILE_COLUMNS: usize = 128;
 

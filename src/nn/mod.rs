@@ -26,6 +26,8 @@ mod ulysses; // heads exchanged for tokens over sp
 pub mod core; // core attention, on one rank or over sp
 mod cache; // the KV cache
 mod recurrent_buffers; // what mixers other than attention save
+mod product_buffers; // what products with adapters, 4 bits or FP8 need
+mod sparse_buffers; // what sparse branches need
 mod saved; // saved activations and scratch of a block
 mod conv; // the short convolution
 mod delta; // the gated delta net
@@ -40,6 +42,7 @@ mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch
 mod beside; // dense and experts
 mod block; // both branches
+mod adapters; // adapters of a whole model
 mod sequences; // losses of whole sequences
 mod teacher; // what the head reads of a teacher
 mod root; // embeddings, final norm, head and loss

@@ -1,6 +1,6 @@
 //! What per-layer embeddings save for backward, and their scratch. Never computes.
-use super::tensor::{Tensor, table};
-use crate::base::Result;
+use super::tensor::{Tensor, TensorShape, table};
+use crate::base::{Category, DType, Result};
 
 table! {
     /// Saved by the branch of a block for backward; empty without. P: elements of a block's input.
@@ -31,5 +31,26 @@ table! {
         d_act,
         d_gate,
         d_input,
+    }
+}
+
+impl PerLayerScratch<TensorShape> {
+    /// Of `layers` blocks with `inputs` each.
+    pub fn plan(layers: usize, inputs: usize, (tokens, dtype, train): (usize, DType, bool)) -> Self {
+        let scratch = |width| TensorShape::new(Category::Scratch, dtype, tokens, width);
+        let back = |width| TensorShape::new(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
+        let all = layers * inputs;
+        PerLayerScratch {
+            inputs: scratch(all),
+            projected: scratch(all),
+            stats: TensorShape { dtype: DType::F32, ..scratch(if inputs > 0 { layers } else { 0 }) },
+            d_inputs: back(all),
+            d_projected: back(all),
+            input: scratch(inputs),
+            act: scratch(inputs),
+            d_act: back(inputs),
+            d_gate: back(inputs),
+            d_input: back(inputs),
+        }
     }
 }

@@ -1,15 +1,15 @@
 //! Activations that a block saves for backward, and its scratch buffers. Never computes.
 use super::cache::KvCache;
 use super::core::{CoreSaved, CoreScratch};
-use super::dispatch::Dispatch;
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::per_layer_buffers::{PerLayerSaved, PerLayerScratch};
+use super::product_buffers::AdapterScratch;
 use super::recurrent_buffers::{RecurrentCache, RecurrentSaved, RecurrentScratch};
 use super::shared_kv::SharedKv;
+use super::sparse_buffers::SparseScratch;
 use super::tensor::{Tensor, table};
 use crate::base::Result;
 use crate::device::View;
-use crate::device::ops::Fp8Work;
 
 table! {
     /// Saved by the attention branch for backward. Widths here and below are this tp rank's; the R rows of the residual
@@ -44,44 +44,6 @@ impl Routing {
     /// The weights of the experts' outputs.
     pub(super) fn of_rows(&self, n: usize) -> View<'_> {
         if self.scaled.width() > 0 { self.scaled.rows(n) } else { self.weights.rows(n) }
-    }
-}
-table! {
-    /// Scratch of sparse branches; empty without experts. From `drows` on: backward only.
-    pub struct SparseScratch {
-        /// f64 (sparse blocks + 1, E): rows of each expert in each block, then the sums of its probabilities.
-        load,
-        /// (R, C): the rows that go to the experts, then what comes back; R = N K.
-        rows,
-        /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::windows::capacity`].
-        act,
-        /// (1, E) f32: the router's bias; empty without.
-        router_bias,
-        /// (N, S), (N, C): of the shared expert.
-        shared_act,
-        shared_out,
-        /// (R, C): the gradients of the experts' outputs, then of their inputs.
-        drows,
-        /// (B, F), (B, F); if gate and up come from one matrix, the second is (B, 2 F).
-        dact,
-        dup,
-        /// (N, K) f32
-        dweights,
-        /// (N, E) f32, and in the compute dtype.
-        dlogits,
-        dlogits_cast,
-        /// (N, S)
-        shared_dact,
-        shared_dup,
-        /// (N, 1) f32, and in the compute dtype.
-        shared_dweight,
-        shared_cast,
-        shared_copy,
-        ;
-        /// (B, rank), (B, rank): of the experts' current adapter; empty without.
-        adapter: AdapterScratch,
-        /// With ep.
-        dispatch: Dispatch,
     }
 }
 table! {
@@ -126,44 +88,6 @@ impl<T> Saved<T> {
             mlp: self.mlp.map(f)?,
             per_layer: self.per_layer.map(f)?,
         })
-    }
-}
-table! {
-    /// [`Fp8Work`] of products in FP8; empty without.
-    pub struct Fp8Scratch {
-        /// (1, S) u8 and f32: of the operand that is cast; of both.
-        bytes,
-        scales,
-        /// (N, widest): activations or gradients, after the casts.
-        rows,
-        /// (1, T): the weight, after the casts.
-        weight,
-    }
-}
-impl Fp8Scratch {
-    pub(super) fn work(&mut self) -> Fp8Work<'_> {
-        let Fp8Scratch { bytes, scales, rows, weight } = self;
-        let [bytes, scales, rows, weight] = [bytes, scales, rows, weight].map(Tensor::all_mut);
-        Fp8Work { bytes, scales, rows, weight }
-    }
-}
-table! {
-    /// Scratch of a product: of its adapter, and of operands that are not in the compute dtype.
-    pub struct AdapterScratch {
-        /// (N, rank): the output of A.
-        low,
-        /// (adapters N, rank): the same of each adapter whose input does not change before backward; empty if
-        /// activations are recomputed.
-        kept,
-        /// (N, rank): the gradient of `low`.
-        dlow,
-        /// (N, widest adapter input): the input under a dropout mask, then the gradient through the mask; empty without
-        /// dropout.
-        dropped,
-        /// (1, T): a part of a packed weight, expanded; empty without packed weights.
-        tile,
-        ;
-        fp8: Fp8Scratch,
     }
 }
 table! {

@@ -2,8 +2,8 @@
 //! stay in memory for a whole micro-batch, and the gradients of all their readers are summed until the block that has
 //! them runs backward. Never normalizes or rotates.
 use super::context::Cx;
-use super::tensor::{Tensor, table};
-use crate::base::Result;
+use super::tensor::{Tensor, TensorShape, table};
+use crate::base::{Category, DType, Result};
 use crate::device::ops::AttentionShape;
 use crate::device::{Device, View, ViewMut};
 
@@ -34,6 +34,15 @@ table! {
         /// (N, C) each: sums of their gradients; backward only.
         d_all,
         d_window,
+    }
+}
+
+impl SharedKv<TensorShape> {
+    /// `rows`: elements in a row of keys and values, for each [`Sight`].
+    pub fn plan(rows: [usize; 2], (tokens, dtype, train): (usize, DType, bool)) -> SharedKv<TensorShape> {
+        let [all, window] = rows.map(|row| TensorShape::new(Category::Scratch, dtype, tokens, row));
+        let [d_all, d_window] = [all, window].map(|of| TensorShape { rows: if train { tokens } else { 0 }, ..of });
+        SharedKv { all, window, d_all, d_window }
     }
 }
 

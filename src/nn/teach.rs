@@ -1,8 +1,9 @@
 //! A frozen teacher: its forward pass up to the head, then the head by chunks. Never trains.
 use super::context::{Batch, Cx, Whole};
 use super::decoder::Decoder;
+use super::product_buffers::AdapterScratch;
 use super::root::Root;
-use super::saved::{AdapterScratch, Scratch};
+use super::saved::Scratch;
 use super::split::Groups;
 use super::store::{ParamStore, Pass, ROOT, Weights};
 use super::teacher::{StudentRows, Teacher, TeacherChunk, TeacherStats};

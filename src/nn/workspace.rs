@@ -3,18 +3,18 @@
 //! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
-use super::dispatch::{Dispatch, DispatchPlan};
 use super::latent_buffers::{LatentSaved, LatentScratch};
 use super::per_layer_buffers::{PerLayerSaved, PerLayerScratch};
+use super::product_buffers::{AdapterScratch, ProductWidths};
 use super::recompute::{Checkpointing, Outputs, SavedBlocks};
 use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
-use super::saved::{AdapterScratch, AttentionSaved, Fp8Scratch, MlpSaved, Routing, Saved, Scratch, SparseScratch};
+use super::saved::{AttentionSaved, MlpSaved, Routing, Saved, Scratch};
 use super::shared_kv::SharedKv;
+use super::sparse_buffers::SparseScratch;
 use super::spec::{Branch, Experts, Recurrence, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
-use crate::base::fp8::BLOCK;
 use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, CommUse};
 use crate::device::ops::{AttentionShape, VocabPart};
@@ -30,24 +30,6 @@ pub struct WorkspaceOptions {
     pub checkpoint: Checkpointing,
     /// Whether to allocate buffers for backward.
     pub train: bool,
-}
-
-/// Sizes of the scratch of products; 0 without adapters, packed weights or FP8.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AdapterWidths {
-    pub rank: usize,
-    /// The widest input that dropout masks.
-    pub dropped: usize,
-    /// Elements of a tile of packed weights.
-    pub tile: usize,
-    /// Adapters whose products with A can be kept until backward.
-    pub kept: usize,
-    /// The rank of the adapters of experts.
-    pub experts: usize,
-    /// Matrices in FP8: the longest side, and the elements of the largest and the scales that a product needs for it.
-    pub side: usize,
-    pub weight: usize,
-    pub scales: usize,
 }
 
 table! {
@@ -106,7 +88,7 @@ impl Workspace<TensorShape, ()> {
     pub(super) fn plan(
         whole: &Spec,
         split: &Split,
-        adapters: AdapterWidths,
+        widths: &ProductWidths,
         options: &WorkspaceOptions,
     ) -> Workspace<TensorShape, ()> {
         let &WorkspaceOptions { tokens, dtype, checkpoint, train } = options;
@@ -117,6 +99,7 @@ impl Workspace<TensorShape, ()> {
         let inner = spec.heads * head_dim;
         let latent_rank = spec.latent.map_or(0, |latent| latent.q_rank.max(latent.kv_rank));
         let only = |there: bool, width: usize| if there { width } else { 0 };
+        let of_tokens = (tokens, dtype, train);
         // A model may allow 131,072 positions: 134 MB at a head_dim of 256. No document is longer than its micro-batch.
         let positions = spec.forms() * spec.max_len.min(tokens * split.sp.of);
         let shape = TensorShape::new;
@@ -150,16 +133,12 @@ impl Workspace<TensorShape, ()> {
             true => (2 * expert_ff, 0),
             false => (expert_ff, only(spec.gated(), expert_ff)), // without a gate, the first matrix is up
         };
-        let held = |category, width| shape(category, dtype, capacity(tokens * top_k, split.ep), width);
-        let sent = |rows| {
-            let rows = shape(Category::Scratch, dtype, rows, spec.dim);
-            if split.ep.of > 1 { rows.through(Axis::Ep, CommUse::Reduced) } else { rows }
-        };
-        let (one_shared, sparse) = (only(shared_ff > 0, 1), only(experts > 0, spec.sparse_blocks() + 1));
+        let held = |width| shape(Category::Saved, dtype, capacity(tokens * top_k, split.ep), width);
+        let one_shared = only(shared_ff > 0, 1);
 
         let kv_heads = widest(&|spec| spec.kv_heads);
         let head_stats = spec.heads + kv_heads * (1 + usize::from(spec.value_norm));
-        let (inputs, all_inputs) = (spec.layer_inputs, spec.layers * spec.layer_inputs);
+        let inputs = spec.layer_inputs;
         // Queries, keys or values apart from their rows.
         let kv_of = |spec: &Spec| spec.kv_heads * spec.head_dim;
         let apart = only(spec.row_norm, inner).max(only(spec.value_norm, widest(&kv_of)));
@@ -204,8 +183,8 @@ impl Workspace<TensorShape, ()> {
                     gate: keep(only(spec.gated(), dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff)))),
                     up: keep(dense_ff.min(block.map_or(dense_ff, |i| of_blocks[i].ff))),
                     branch: stays(only(spec.post_norms, spec.dim)),
-                    experts_gate: held(Category::Saved, gate_ff),
-                    experts_up: held(Category::Saved, up_ff),
+                    experts_gate: held(gate_ff),
+                    experts_up: held(up_ff),
                     experts_out: stays(only(beside, spec.dim)),
                     shared_gate: keep(only(spec.gated(), shared_ff)),
                     shared_up: keep(shared_ff),
@@ -230,11 +209,9 @@ impl Workspace<TensorShape, ()> {
         let empty = || Outputs { o: keep(0), lse: shape(Category::Saved, DType::F32, 0, 0) };
         let checkpoint = if train { checkpoint } else { Checkpointing::Full };
         let stream = if train { spec.layers + 1 } else { 2 };
-        let kept = if checkpoint == Checkpointing::Off { adapters.kept } else { 0 };
 
         let scratch = |width| shape(Category::Scratch, dtype, tokens, width);
         let back = |width| shape(Category::Scratch, dtype, if train { tokens } else { 0 }, width);
-        let held_back = |width| if train { held(Category::Scratch, width) } else { back(width) };
         let back_stays = |width| shape(Category::Scratch, dtype, if train { rows } else { 0 }, width);
         // Ranks of tp process a chunk together, so it has the rows that fit the largest vocabulary shard.
         let most_words = if spec.score { 1 } else { split.part(split.cuts.head).most(whole.vocab) };
@@ -284,81 +261,12 @@ impl Workspace<TensorShape, ()> {
                         spec.dim.max(head_dim).max(inputs).max(only(spec.row_norm, inner)).max(latent_rank).max(small),
                     )
                 },
-                adapter: AdapterScratch {
-                    low: scratch(adapters.rank),
-                    kept: shape(Category::Scratch, dtype, kept * tokens, adapters.rank),
-                    dlow: back(adapters.rank),
-                    dropped: back(adapters.dropped),
-                    tile: shape(Category::Scratch, dtype, 1, adapters.tile),
-                    fp8: {
-                        let one = |dtype, len| shape(Category::Scratch, dtype, 1, len);
-                        let AdapterWidths { side, weight, scales, .. } = adapters;
-                        Fp8Scratch {
-                            bytes: one(DType::U8, weight.max(tokens * side)),
-                            scales: one(DType::F32, scales + tokens * side.div_ceil(BLOCK)),
-                            rows: scratch(adapters.side),
-                            weight: shape(Category::Scratch, dtype, 1, adapters.weight),
-                        }
-                    },
-                },
-                sparse: SparseScratch {
-                    load: TensorShape::new(Category::Scratch, DType::F64, sparse, experts)
-                        .through(Axis::Loss, CommUse::Reduced),
-                    rows: sent(tokens * top_k),
-                    act: held(Category::Scratch, expert_ff),
-                    router_bias: shape(Category::Scratch, DType::F32, 1, only(clamped, experts)),
-                    shared_act: scratch(shared_ff),
-                    shared_out: scratch(one_shared * spec.dim),
-                    drows: sent(if train { tokens * top_k } else { 0 }),
-                    dact: held_back(expert_ff),
-                    dup: held_back(gate_ff.max(expert_ff)),
-                    dweights: TensorShape { dtype: DType::F32, ..back(top_k) },
-                    dlogits: TensorShape { dtype: DType::F32, ..back(experts) },
-                    dlogits_cast: back(experts),
-                    shared_dact: back(shared_ff),
-                    shared_dup: back(shared_ff),
-                    shared_dweight: TensorShape { dtype: DType::F32, ..back(one_shared) },
-                    shared_cast: back(one_shared),
-                    shared_copy: TensorShape { dtype: DType::F32, ..back(one_shared) },
-                    adapter: AdapterScratch {
-                        low: held(Category::Scratch, adapters.experts),
-                        kept: scratch(0),
-                        dlow: held_back(adapters.experts),
-                        dropped: scratch(0),
-                        tile: scratch(0), // 4-bit weights are those of dense models
-                        fp8: Fp8Scratch { bytes: scratch(0), scales: scratch(0), rows: scratch(0), weight: scratch(0) },
-                    },
-                    dispatch: Dispatch::plan(&DispatchPlan {
-                        rows: tokens * top_k,
-                        width: spec.dim,
-                        experts,
-                        blocks: spec.sparse_blocks(),
-                        ep: split.ep,
-                        overlap: split.moe_overlap,
-                        dtype,
-                        train,
-                    }),
-                },
+                adapter: AdapterScratch::plan(widths, of_tokens, checkpoint == Checkpointing::Off),
+                sparse: SparseScratch::plan(spec, split, widths, of_tokens),
                 core: plan.scratch(),
-                per_layer: PerLayerScratch {
-                    inputs: scratch(all_inputs),
-                    projected: scratch(all_inputs),
-                    stats: shape(Category::Scratch, DType::F32, tokens, only(inputs > 0, spec.layers)),
-                    d_inputs: back(all_inputs),
-                    d_projected: back(all_inputs),
-                    input: scratch(inputs),
-                    act: scratch(inputs),
-                    d_act: back(inputs),
-                    d_gate: back(inputs),
-                    d_input: back(inputs),
-                },
-                shared_kv: SharedKv {
-                    all: scratch(shared_row[0]),
-                    window: scratch(shared_row[1]),
-                    d_all: back(shared_row[0]),
-                    d_window: back(shared_row[1]),
-                },
-                latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), (tokens, dtype, train)),
+                per_layer: PerLayerScratch::plan(spec.layers, inputs, of_tokens),
+                shared_kv: SharedKv::plan(shared_row, of_tokens),
+                latent: LatentScratch::plan(spec.latent.as_ref(), (spec.heads, spec.head_dim), of_tokens),
                 cache: KvCache::plan(spec, dtype, &CacheSize::default()),
                 recurrent: recurrent.scratch(),
                 recurrent_cache: RecurrentCache::plan(spec, dtype, 0),

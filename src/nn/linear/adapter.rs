@@ -1,7 +1,7 @@
 //! The low-rank adapter of a matrix (LoRA, Hu et al. 2021): what it adds to a product and its gradients. Never touches
 //! the frozen matrix.
 use super::super::context::{AdapterDropout, Cx};
-use super::super::saved::AdapterScratch;
+use super::super::product_buffers::AdapterScratch;
 use super::super::store::{Grads, Weights};
 use super::super::tensor::Tensor;
 use crate::base::Result;

@@ -9,7 +9,7 @@ use crate::device::cpu::CpuDevice;
 use crate::device::ops::Fp8Work;
 use crate::nn::context::Batch;
 use crate::nn::layout::{Init, Layout};
-use crate::nn::saved::Fp8Scratch;
+use crate::nn::product_buffers::Fp8Scratch;
 use crate::nn::split::{Groups, Split};
 use crate::nn::tensor::TensorShape;
 use half::bf16;
