@@ -4,21 +4,40 @@
 //! computes.
 use super::cost::{OpCost, causal_pairs, pass_pairs};
 use super::ops::*;
-use super::{Buf, Device, View, ViewMut, epilogue, fp8};
+use super::{Buf, Device, View, ViewMut, epilogue, fp8, unbacked};
 use flatshard_base::{Category, DType, Meter, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Handles the calls.
+/// Handles the calls. One that leaves out the memory operations is dry: its buffers are addresses without memory.
 pub trait OpExecutor: Send + Sync {
-    fn name(&self) -> String;
+    fn name(&self) -> String {
+        "dry".into()
+    }
     fn meter(&self) -> &Meter;
-    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf>;
-    fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()>;
-    fn download(&self, src: View, dst: &mut [u8]) -> Result<()>;
+    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
+        unbacked::alloc(dtype, len, self.meter().lease_of(category, dtype, len, len * dtype.size()))
+    }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
+        self.alloc(dtype, len, Category::Host)
+    }
     /// Whether buffers are addresses without memory.
     fn is_unbacked(&self) -> bool {
+        true
+    }
+    fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
+        Ok(())
+    }
+    /// Zeros: a finite loss and norm, so that no step is skipped.
+    fn download(&self, _: View, dst: &mut [u8]) -> Result<()> {
+        dst.fill(0);
+        Ok(())
+    }
+    fn has_entropies(&self) -> bool {
         false
+    }
+    fn backward_scratch(&self, _of: &BackwardOf, _dtype: DType, _rows: usize) -> usize {
+        0
     }
     /// Whether products apply their epilogues, without passes of their own.
     fn fuses(&self) -> bool {
@@ -26,6 +45,38 @@ pub trait OpExecutor: Send + Sync {
     }
     /// `run` executes the operation on a given device.
     fn op(&self, op: OpCost, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
+}
+
+/// As [`Device::backward_scratch`], of the device that is planned for.
+pub type ScratchOf = fn(&BackwardOf, DType, usize) -> usize;
+
+/// Computes nothing.
+pub struct Dry {
+    meter: Meter,
+    scratch: ScratchOf,
+}
+
+/// The dry device of plans: what is built on it says how many bytes a rank will hold.
+pub fn dry(meter: Meter, scratch: ScratchOf) -> OpDevice<Dry> {
+    OpDevice::new(Dry { meter, scratch })
+}
+
+impl OpExecutor for Dry {
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
+        unbacked::alloc_host(dtype, len, self.meter.lease_of(Category::Host, dtype, len, len * dtype.size()))
+    }
+    fn has_entropies(&self) -> bool {
+        true
+    }
+    fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+        (self.scratch)(of, dtype, rows)
+    }
+    fn op(&self, _: OpCost, _: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()> {
+        Ok(())
+    }
 }
 
 pub struct OpDevice<E> {
@@ -110,7 +161,13 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         self.executor.alloc(dtype, len, category)
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
-        self.executor.alloc(dtype, len, Category::Host)
+        self.executor.alloc_host(dtype, len)
+    }
+    fn has_entropies(&self) -> bool {
+        self.executor.has_entropies()
+    }
+    fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
+        self.executor.backward_scratch(of, dtype, rows)
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())

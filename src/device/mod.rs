@@ -19,7 +19,7 @@ pub mod pages;
 pub mod unbacked;
 // The FLOPs and bytes of one operation.
 pub mod cost;
-// A device that turns calls into costs.
+// A device that turns calls into costs, or computes nothing.
 pub mod counted;
 // The CPU.
 pub mod cpu;

@@ -3,7 +3,7 @@
 use crate::base::{CATEGORIES, Category, Meter, Result};
 use crate::comm::unbacked::UnbackedMember;
 use crate::comm::{Mesh, MeshSizes};
-use crate::device::cpu::CpuDevice;
+use crate::device::counted::dry;
 use crate::device::{Device, gpu};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl PlannedRank {
     pub fn bytes<T>(&self, build: impl FnOnce(Arc<dyn Device>, &Mesh) -> Result<T>) -> Result<Vec<(Category, usize)>> {
         let PlannedRank { mesh, rank, sharing, stage, gpu } = *self;
         let meter = Meter::default();
-        let device = CpuDevice::unbacked(meter.clone(), if gpu { gpu::backward_scratch } else { |_, _, _| 0 });
+        let device = dry(meter.clone(), if gpu { gpu::backward_scratch } else { |_, _, _| 0 });
         let mesh = Mesh::new(UnbackedMember::new(&meter, (rank, mesh.world()), sharing, stage), mesh)?;
         let _built = build(Arc::new(device), &mesh)?;
         Ok(CATEGORIES.iter().map(|&(category, _)| (category, meter.live(category))).collect())

@@ -1,14 +1,14 @@
 //! The work of a rank's step: FLOPs, bytes moved and bytes received, summed over the calls that the engine makes on a
 //! device without memory. Never computes, and never knows how fast a machine is.
 use super::{Engine, EngineOptions, Step};
-use crate::base::{Category, DType, Meter, Result};
+use crate::base::{DType, Meter, Result};
 use crate::comm::seam::{Hook, Hooked, Seam, Started};
 use crate::comm::unbacked::UnbackedMember;
 use crate::comm::{Collective, Mesh, MeshSizes, Ticket};
 use crate::data::MicroBatch;
+use crate::device::Device;
 use crate::device::cost::{OpCost, Rate};
 use crate::device::counted::{OpDevice, OpExecutor};
-use crate::device::{Buf, Device, View, ViewMut, unbacked};
 use crate::nn::Checkpointing;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,25 +68,8 @@ fn lock(tally: &WorkTally) -> MutexGuard<'_, StepWork> {
 struct Sum(WorkTally, Meter);
 
 impl OpExecutor for Sum {
-    fn name(&self) -> String {
-        "counting".into()
-    }
     fn meter(&self) -> &Meter {
         &self.1
-    }
-    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        unbacked::alloc(dtype, len, self.1.lease(category, len * dtype.size()))
-    }
-    fn is_unbacked(&self) -> bool {
-        true
-    }
-    fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
-        Ok(())
-    }
-    /// Zeros: a finite norm, so that no step is skipped.
-    fn download(&self, _: View, dst: &mut [u8]) -> Result<()> {
-        dst.fill(0);
-        Ok(())
     }
     fn fuses(&self) -> bool {
         true

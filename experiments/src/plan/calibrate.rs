@@ -51,6 +51,9 @@ impl OpExecutor for Timed {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         self.device.alloc(dtype, len, category)
     }
+    fn is_unbacked(&self) -> bool {
+        false
+    }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
         self.device.upload(src, dst)
     }

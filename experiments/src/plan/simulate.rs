@@ -4,12 +4,12 @@ use super::clock::{Clock, Seconds, SimEvent, Totals};
 use super::group::{PlannedMember, PlannedWorld};
 use super::machine::MachineModel;
 use flatshard::base::CATEGORIES;
-use flatshard::base::{Category, DType, Meter, Result};
+use flatshard::base::{Category, Meter, Result};
 use flatshard::comm::{Axis, Collective, Mesh, MeshSizes};
 use flatshard::data::MicroBatch;
 use flatshard::device::cost::OpCost;
 use flatshard::device::counted::{OpDevice, OpExecutor};
-use flatshard::device::{Buf, Device, View, ViewMut, unbacked};
+use flatshard::device::{Device, View};
 use flatshard::engine::{Engine, EngineOptions, Step};
 use std::sync::Arc;
 
@@ -70,16 +70,6 @@ impl OpExecutor for Spend {
     fn meter(&self) -> &Meter {
         &self.0.meter
     }
-    fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
-        unbacked::alloc(dtype, len, self.0.meter.lease(category, len * dtype.size()))
-    }
-    fn is_unbacked(&self) -> bool {
-        true
-    }
-    fn upload(&self, _: &[u8], _: ViewMut) -> Result<()> {
-        Ok(())
-    }
-    /// Zeros: a loss of 0 and a norm of 0, so no step is skipped.
     fn download(&self, _: View, dst: &mut [u8]) -> Result<()> {
         self.0.clock.sync();
         dst.fill(0);

@@ -9,8 +9,7 @@ use super::pool::Pool;
 use super::simd::Level;
 use super::tile::AttentionScratch;
 use crate::Buf;
-use crate::ops::BackwardOf;
-use flatshard_base::{DType, Error, Meter, Result};
+use flatshard_base::{Error, Meter, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Runs `$call` with the type `$T` of an operand. Families check their operands, and thereby that the type is
@@ -59,12 +58,7 @@ pub struct CpuDevice {
     attention: Vec<Mutex<AttentionScratch>>,
     /// f64: losses of the rows of a call. Grows to the largest one.
     losses: Mutex<Option<Buf>>,
-    /// Set for planning, where buffers are addresses only: the sizes of scratch on the target device.
-    unbacked: Option<ScratchOf>,
 }
-
-/// As [`Device::backward_scratch`](crate::Device::backward_scratch).
-pub type ScratchOf = fn(&BackwardOf, DType, usize) -> usize;
 
 /// By default, work of some 5 us is worth a thread: several times what it takes to wake one.
 const GRAIN: usize = 32 << 10;
@@ -98,7 +92,6 @@ impl CpuDevice {
             attention: vec![Mutex::new(AttentionScratch::new(gemm.kernel()))],
             gemm: vec![Mutex::new(gemm)],
             losses: Mutex::default(),
-            unbacked: None,
         }
     }
     /// Uses narrower vectors, and f32 products in attention, for tests and comparisons: all levels give the same bits.
@@ -109,10 +102,6 @@ impl CpuDevice {
         }
         let attention = vec![Mutex::new(AttentionScratch::new(gemm::GemmKernel::Plain))];
         Ok(CpuDevice { level, attention, ..CpuDevice::new(meter) })
-    }
-    /// A device for planning: it allocates addresses without memory, discards uploads, and computes nothing.
-    pub fn unbacked(meter: Meter, scratch: ScratchOf) -> CpuDevice {
-        CpuDevice { unbacked: Some(scratch), ..CpuDevice::new(meter) }
     }
     /// Uses another kernel for matrix products and attention, for tests and comparisons. Fails if this CPU lacks it.
     pub fn with_kernel(meter: Meter, kernel: gemm::GemmKernel) -> Result<CpuDevice> {

@@ -59,4 +59,4 @@ mod divide;
 // The device, dispatch of every operation, and its parts on threads.
 mod device;
 
-pub use device::{CpuDevice, ScratchOf};
+pub use device::CpuDevice;

@@ -8,7 +8,7 @@ use crate::cpu::{
     norm, optim, paged, reduce, ring, rope,
 };
 use crate::ops::*;
-use crate::{Buf, Device, View, ViewMut, unbacked};
+use crate::{Buf, Device, View, ViewMut};
 use flatshard_base::{Category, DType, Meter, Result};
 use half::bf16;
 use std::sync::Mutex;
@@ -112,20 +112,11 @@ impl Device for CpuDevice {
     }
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         let lease = self.meter.lease_of(category, dtype, len, len * dtype.size());
-        match self.is_unbacked() {
-            true => unbacked::alloc(dtype, len, lease),
-            false => self.touched(memory::alloc(dtype, len, lease)?),
-        }
+        self.touched(memory::alloc(dtype, len, lease)?)
     }
     fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buf> {
         let lease = self.meter.lease_of(Category::Host, dtype, len, len * dtype.size());
-        match self.is_unbacked() {
-            true => unbacked::alloc_host(dtype, len, lease),
-            false => self.touched(memory::alloc_at(Place::Mapped, dtype, len, lease)?),
-        }
-    }
-    fn is_unbacked(&self) -> bool {
-        self.unbacked.is_some()
+        self.touched(memory::alloc_at(Place::Mapped, dtype, len, lease)?)
     }
     fn host_threads(&self) -> usize {
         self.pool.threads()
@@ -134,7 +125,7 @@ impl Device for CpuDevice {
         Ok(())
     }
     fn upload(&self, src: &[u8], dst: ViewMut) -> Result<()> {
-        if self.is_unbacked() { Ok(()) } else { memory::upload(src, dst) }
+        memory::upload(src, dst)
     }
     fn download(&self, src: View, dst: &mut [u8]) -> Result<()> {
         memory::download(src, dst)
@@ -223,9 +214,6 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope_backward::<T, false>(op)))
     }
 
-    fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
-        self.unbacked.map_or(0, |scratch| scratch(of, dtype, rows))
-    }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
         ring::ranges(op)
     }
