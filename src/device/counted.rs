@@ -33,6 +33,9 @@ pub trait OpExecutor: Send + Sync {
         dst.fill(0);
         Ok(())
     }
+    fn on_host(&self) -> Box<dyn Device> {
+        Box::new(dry(Meter::default(), |_, _, _| 0))
+    }
     fn has_entropies(&self) -> bool {
         false
     }
@@ -168,6 +171,9 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     }
     fn backward_scratch(&self, of: &BackwardOf, dtype: DType, rows: usize) -> usize {
         self.executor.backward_scratch(of, dtype, rows)
+    }
+    fn on_host(&self) -> Box<dyn Device> {
+        self.executor.on_host()
     }
     fn synchronize(&self) -> Result<()> {
         Ok(())

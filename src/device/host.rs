@@ -14,11 +14,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::cpu::CpuDevice;
 use super::ops::{AdamW, AdamWScalars, Sgd, TensorPart};
 use super::{ALIGN, Buf, Device, Place, View, ViewMut};
 use flatshard_base::dynamic8::BLOCK;
-use flatshard_base::{DType, Error, Meter, Result};
+use flatshard_base::{DType, Error, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -91,7 +90,7 @@ impl HostUpdate {
             })
         };
         Ok(HostUpdate {
-            workers: Workers::start(threads.clamp(1, THREADS))?,
+            workers: Workers::start(dev, threads.clamp(1, THREADS))?,
             chunk,
             places: [place()?, place()?],
             given: 0,
@@ -228,7 +227,7 @@ impl Task {
     fn part(&self, range: Range<usize>) -> Task {
         Task { h: alias(self.h.view()), scale: alias(self.scale.view()), chunk: self.chunk.part(range) }
     }
-    fn run(mut self, cpu: &CpuDevice) -> Result<()> {
+    fn run(mut self, cpu: &dyn Device) -> Result<()> {
         let Chunk { rule, g, state: [m, v], absmax, p, out } = &mut self.chunk;
         let (h, scale, g, p) = (self.h.view(), self.scale.view(), g.view(), p.view_mut());
         let [m, v, out] = [m, v, out].map(|buf| buf.as_mut().map(Buf::view_mut));
@@ -271,13 +270,12 @@ impl UpdateQueue {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
     /// A thread's main loop.
-    fn work(&self) {
-        let cpu = CpuDevice::new(Meter::default());
+    fn work(&self, cpu: &dyn Device) {
         let mut state = self.lock();
         loop {
             if let Some((place, task)) = state.tasks.pop_front() {
                 drop(state);
-                let run = catch_unwind(AssertUnwindSafe(|| task.run(&cpu)));
+                let run = catch_unwind(AssertUnwindSafe(|| task.run(cpu)));
                 state = self.lock();
                 if let Err(e) = run.unwrap_or_else(|_| Err(Error::op(OP, "panicked"))) {
                     state.failed.get_or_insert(e);
@@ -296,7 +294,7 @@ impl UpdateQueue {
 }
 
 impl Workers {
-    fn start(threads: usize) -> Result<Workers> {
+    fn start(dev: &dyn Device, threads: usize) -> Result<Workers> {
         let tasks = VecDeque::with_capacity(2 * threads); // a chunk in each slot
         let shared = Arc::new(UpdateQueue {
             state: Mutex::new(QueueState { tasks, ..QueueState::default() }),
@@ -304,8 +302,8 @@ impl Workers {
         });
         let mut workers = Workers { shared, threads: Vec::with_capacity(threads) };
         for _ in 0..threads {
-            let own = workers.shared.clone();
-            let thread = std::thread::Builder::new().name("update".into()).spawn(move || own.work());
+            let (own, cpu) = (workers.shared.clone(), dev.on_host());
+            let thread = std::thread::Builder::new().name("update".into()).spawn(move || own.work(&*cpu));
             workers.threads.push(thread.map_err(|e| Error::op(OP, format!("cannot start a thread: {e}")))?);
         }
         Ok(workers)

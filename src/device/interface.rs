@@ -44,6 +44,9 @@ pub trait Device: Send + Sync {
     fn host_threads(&self) -> usize {
         1
     }
+    /// Another device, for one thread of the host, that computes in the memory of [`Device::alloc_host`]. Its results
+    /// have the bits of this one's.
+    fn on_host(&self) -> Box<dyn Device>;
     /// Waits until all submitted work is done.
     fn synchronize(&self) -> Result<()>;
     /// Starts marking. Call before each step that needs marks, with nothing in flight.

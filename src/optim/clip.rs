@@ -5,9 +5,8 @@
 //! boundaries: every strategy, wrapping and world size that computes the same gradient clips by the same bits. Each
 //! element counts once: each replica sums over its own shards, and only the first tp rank counts a tensor that all tp
 //! ranks hold whole.
-use crate::base::{Category, DType, Meter, Result};
+use crate::base::{Category, DType, Result};
 use crate::comm::{Axis, Collective, CommUse, Mesh, Reduce, Tag};
-use crate::device::cpu::CpuDevice;
 use crate::device::ops::{ClipScale, SumSquares};
 use crate::device::{Buf, Device, LIMBS, Place, View, ViewMut};
 use crate::nn::Segment;
@@ -24,9 +23,9 @@ pub struct GradNorm {
     acc: Buf,
     /// f32 (2): clip factor, norm.
     out: Buf,
-    /// Set if gradients are offloaded: a CPU device to sum their squares, and its accumulator. The host reads its own
+    /// Set if gradients are offloaded: a device to sum their squares, and its accumulator. The host reads its own
     /// memory faster than a device does over the bus, and the result has the same bits.
-    host: Option<(CpuDevice, Buf)>,
+    host: Option<(Box<dyn Device>, Buf)>,
 }
 
 impl GradNorm {
@@ -36,7 +35,7 @@ impl GradNorm {
         let acc = fsdp.alloc(DType::F64, LIMBS, CommUse::Reduced, Category::Other)?;
         let own = (offload >= Offload::Gradients).then(|| dev.alloc_host(DType::F64, LIMBS)).transpose()?;
         let host = own.filter(|own| own.view().place() == Place::Mapped);
-        let host = host.map(|own| (CpuDevice::new(Meter::default()), own));
+        let host = host.map(|own| (dev.on_host(), own));
         Ok(GradNorm { fsdp, tp, max_norm, acc, out: dev.alloc(DType::F32, 2, Category::Other)?, host })
     }
 
@@ -48,7 +47,7 @@ impl GradNorm {
             None => sum(dev, store, first, &mut self.acc)?,
             Some((cpu, own)) => {
                 dev.synchronize()?; // reductions have finished
-                sum(cpu, store, first, own)?;
+                sum(&**cpu, store, first, own)?;
                 dev.copy(own.view(), self.acc.view_mut())?;
             }
         }

@@ -51,6 +51,9 @@ impl OpExecutor for Timed {
     fn alloc(&self, dtype: DType, len: usize, category: Category) -> Result<Buf> {
         self.device.alloc(dtype, len, category)
     }
+    fn on_host(&self) -> Box<dyn Device> {
+        self.device.on_host()
+    }
     fn is_unbacked(&self) -> bool {
         false
     }

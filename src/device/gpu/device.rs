@@ -4,6 +4,7 @@ use super::{
     activation, attention, delta, distill, element, embed, expand, experts, fp8, loss, norm, optim, ring, rope, scaled,
     scratch_of,
 };
+use crate::cpu::CpuDevice;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
     AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward,
@@ -44,6 +45,9 @@ impl Device for GpuDevice {
     }
     fn host_threads(&self) -> usize {
         self.host_threads
+    }
+    fn on_host(&self) -> Box<dyn Device> {
+        Box::new(CpuDevice::new(Meter::default()))
     }
     fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()

@@ -1,8 +1,9 @@
 //! Updates have the same bits with any number of threads.
 use super::*;
+use crate::cpu::CpuDevice;
 use crate::ops::{AdamWStep, TensorPart};
-use flatshard_base::Category;
 use flatshard_base::rng::Rng;
+use flatshard_base::{Category, Meter};
 
 /// Three updates of ranges of awkward lengths: masters, moments, and weights in bf16.
 fn updated(threads: Option<usize>, moments: DType) -> Vec<Vec<u8>> {

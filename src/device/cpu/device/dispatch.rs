@@ -121,6 +121,9 @@ impl Device for CpuDevice {
     fn host_threads(&self) -> usize {
         self.pool.threads()
     }
+    fn on_host(&self) -> Box<dyn Device> {
+        Box::new(CpuDevice::new(Meter::default()))
+    }
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
