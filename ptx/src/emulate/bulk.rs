@@ -9,7 +9,7 @@ use super::in_flight::{ArrivingCopy, DepartingCopy};
 use super::lane::lanes;
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
 use super::mbarrier::Mbarrier;
-use super::memory_ops::Touch;
+use super::memory_ops::{Touch, Touched};
 use super::op::{Hopper, POLICIES};
 use super::operand::{Address, PARAMETER_BASE, PtxSource, SHARED_BASE, Space, unmapped};
 use super::report::FindingKind;
@@ -216,16 +216,18 @@ impl Emulator<'_, '_> {
         let lane = at.lane.unwrap_or(0);
         let barrier = self.mbarrier(cta, warp, lane, barrier, at)?;
         self.check_shown(cta, warp, lane, barrier, at);
-        let mut flight = ArrivingCopy { pieces: vec![], from: vec![], bytes: 0, barrier, pc: at.pc, sender: None };
+        let (landing, data) = (Vec::with_capacity(pieces.len()), vec![0; pieces.iter().map(|piece| piece.2).sum()]);
+        let mut flight = ArrivingCopy { pieces: landing, data, from: vec![], barrier, pc: at.pc, sender: None };
+        let mut rest = &mut flight.data[..];
         for &(global, shared, bytes) in pieces {
-            let mut data = vec![0; bytes];
+            let data;
+            (data, rest) = rest.split_at_mut(bytes);
             if let Some(address) = global {
                 let proxy = Proxy::Async(FencedMemory::Global);
-                flight.from.push(self.hold(warp, lane, address, &mut data, proxy, at)?);
+                flight.from.push(self.hold(warp, lane, address, data, proxy, at)?);
             }
             self.expose(cta, warp, shared, bytes, at)?;
-            flight.bytes += bytes;
-            flight.pieces.push(((shared - SHARED_BASE) as usize, data));
+            flight.pieces.push(((shared - SHARED_BASE) as usize, bytes));
         }
         cta.flights.push(flight);
         Ok(())
@@ -249,13 +251,14 @@ impl Emulator<'_, '_> {
         barrier: u64,
         at: Site,
     ) -> StepResult {
-        let (mut pieces, lane, sender) = (vec![], at.lane.unwrap_or(0), cta.rank);
+        let (mut pieces, mut data, lane, sender) = (vec![], vec![], at.lane.unwrap_or(0), cta.rank);
         for i in (0..bytes).step_by(16) {
             let (array, base, offset) = self.find_shared(from + i as u64, 16, at)?;
             let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
             let trouble = cta.shadow.hold(base + offset, 16, &who);
-            self.judge_shared(trouble, Access::Read, array, offset, 16, at);
-            pieces.push(((to - SHARED_BASE) as usize + i, cta.shared[base + offset..base + offset + 16].to_vec()));
+            self.judge(trouble, Access::Read, (Touched::Shared(array), offset), 16, at);
+            pieces.push(((to - SHARED_BASE) as usize + i, 16));
+            data.extend_from_slice(&cta.shared[base + offset..base + offset + 16]);
         }
         let sender = Some((sender, (from - SHARED_BASE) as usize));
         self.at_rank(cta, rank, at, |machine, target| {
@@ -264,7 +267,7 @@ impl Emulator<'_, '_> {
             for i in (0..bytes as u64).step_by(16) {
                 machine.expose(target, warp, to + i, 16, at)?;
             }
-            target.flights.push(ArrivingCopy { pieces, from: vec![], bytes, barrier, pc: at.pc, sender });
+            target.flights.push(ArrivingCopy { pieces, data, from: vec![], barrier, pc: at.pc, sender });
             Ok(())
         })
     }
@@ -273,13 +276,16 @@ impl Emulator<'_, '_> {
         let copy = cta.flights.swap_remove(index);
         let by = self.agent(cta, Agent::CopyEngine, warps, copy.pc);
         self.sent(cta, &copy, by);
-        let ArrivingCopy { pieces, from, bytes, barrier, .. } = copy;
+        let ArrivingCopy { pieces, data, from, barrier, .. } = copy;
         self.let_go(&from, by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
-        for (offset, data) in pieces {
-            cta.shared[offset..offset + data.len()].copy_from_slice(&data);
-            cta.shadow.land(offset, data.len(), by);
+        let mut rest = &data[..];
+        for (offset, bytes) in pieces {
+            let piece;
+            (piece, rest) = rest.split_at(bytes);
+            cta.shared[offset..offset + bytes].copy_from_slice(piece);
+            cta.shadow.land(offset, bytes, by);
         }
-        cta.complete(barrier, bytes, &by);
+        cta.complete(barrier, data.len(), &by);
     }
     /// Shared address; global address, or nowhere; bytes.
     fn leave(
@@ -297,7 +303,7 @@ impl Emulator<'_, '_> {
             let (array, base, offset) = self.find_shared(shared, bytes, at)?;
             let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Async(FencedMemory::Shared));
             let trouble = cta.shadow.hold(base + offset, bytes, &who);
-            self.judge_shared(trouble, Access::Read, array, offset, bytes, at);
+            self.judge(trouble, Access::Read, (Touched::Shared(array), offset), bytes, at);
             if let Some(address) = global {
                 let proxy = Proxy::Async(FencedMemory::Global);
                 let touch = Touch { space: Space::Global, address, bytes, access: Access::Write, proxy };

@@ -54,7 +54,11 @@ impl FencedMemory {
     pub const ALL: [FencedMemory; 2] = [FencedMemory::Shared, FencedMemory::Global];
 }
 
-/// The latest known time of every thread and agent of a CTA.
+/// A warp's place in [`Clocks`]: the time of each lane, then one that all of them have reached, which is most often
+/// the one asked for.
+const TIMES: usize = LANES + 1;
+
+/// The latest known time of every thread and agent of a CTA, [`TIMES`] for each warp.
 #[derive(Clone, Debug, Default)]
 struct Clocks {
     seen: Vec<u32>,
@@ -83,14 +87,16 @@ fn highest(to: &mut Vec<u32>, from: &[u32]) {
     }
     to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.max(*to));
 }
+#[inline]
 fn reaches(clocks: &[u32], e: &Epoch) -> bool {
-    let first = e.warp as usize * LANES;
-    lanes(e.lanes).all(|lane| clocks.get(first + lane).is_some_and(|&clock| e.clock <= clock))
+    let first = e.warp as usize * TIMES;
+    let Some(times) = clocks.get(first..first + TIMES) else { return false };
+    e.clock <= times[LANES] || lanes(e.lanes).all(|lane| e.clock <= times[lane])
 }
 
 impl ClockView {
     pub fn new(cta: u32, warps: usize) -> ClockView {
-        let seen = vec![0; (warps + 1) * LANES];
+        let seen = vec![0; (warps + 1) * TIMES];
         ClockView { cta, own: Clocks { seen, ..Clocks::default() }, others: vec![] }
     }
     pub fn join(&mut self, other: &ClockView) {
@@ -108,6 +114,7 @@ impl ClockView {
             None => self.others.push((cta, clocks.clone())),
         }
     }
+    #[inline]
     fn of(&self, e: &Epoch) -> Option<&Clocks> {
         if e.cta == self.cta {
             return Some(&self.own);
@@ -116,21 +123,23 @@ impl ClockView {
     }
     /// An event is known from now on.
     pub fn note(&mut self, e: &Epoch) {
-        for lane in lanes(e.lanes) {
-            let known = &mut self.own.seen[e.warp as usize * LANES + lane];
-            *known = e.clock.max(*known);
+        let times = &mut self.own.seen[e.warp as usize * TIMES..][..TIMES];
+        let all = (e.lanes == u32::MAX).then_some(LANES);
+        for lane in lanes(e.lanes).chain(all) {
+            times[lane] = e.clock.max(times[lane]);
         }
     }
     /// What the asynchronous proxy of the cluster knows of it: its own work, and what a proxy fence has shown it.
     pub fn asynchronous(&self) -> ClockView {
         let mut view = self.clone();
         for Clocks { seen, shown } in view.others.iter_mut().map(|(_, clocks)| clocks).chain([&mut view.own]) {
-            let threads = seen.len().saturating_sub(LANES);
+            let threads = seen.len().saturating_sub(TIMES);
             let shown = shown[FencedMemory::Shared as usize].iter().chain(std::iter::repeat(&0));
             seen[..threads].iter_mut().zip(shown).for_each(|(seen, shown)| *seen = *shown);
         }
         view
     }
+    #[inline]
     pub fn knows(&self, e: &Epoch) -> bool {
         self.of(e).is_some_and(|clocks| reaches(&clocks.seen, e))
     }
@@ -146,7 +155,7 @@ impl ClockView {
         let Clocks { seen, shown } = &mut self.own;
         let shown = &mut shown[memory as usize];
         shown.resize(seen.len(), 0);
-        let known = &mut shown[warp * LANES + lane];
+        let known = &mut shown[warp * TIMES + lane];
         *known = clock.max(*known);
     }
     /// Executes a proxy fence of that memory.
@@ -202,6 +211,7 @@ impl LaneViews {
         }
     }
     /// Whether all these lanes know the event.
+    #[inline]
     pub fn all(&self, mask: u32, known: impl Fn(&ClockView) -> bool) -> bool {
         match self {
             LaneViews::Same(view) => known(view),

@@ -107,7 +107,9 @@ impl Emulator<'_, '_> {
         let Some((rank, offset)) = copy.sender else { return };
         let peers = self.peers.iter_mut();
         if let Some(sender) = peers.chain([cta]).find(|cta| cta.rank == rank) {
-            sender.shadow.let_go(offset, copy.bytes, by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
+            sender
+                .shadow
+                .let_go(offset, copy.data.len(), by, |e| (e.cta, e.warp, e.lanes) == (by.cta, by.warp, by.lanes));
             sender.sent.push(by);
         }
     }

@@ -4,7 +4,7 @@ use super::clock::Epoch;
 use super::in_flight::{AsyncCopy, Stretch};
 use super::lane::lanes;
 use super::machine::{Cta, Emulator, Site, StepResult, Stop};
-use super::memory_ops::Touch;
+use super::memory_ops::{Touch, Touched};
 use super::op::PtxOp;
 use super::operand::{PtxSource, SHARED_BASE, Space};
 use super::report::FindingKind;
@@ -25,7 +25,7 @@ impl Emulator<'_, '_> {
             self.count(Space::Shared, &to, active, *bytes);
             self.count(Space::Global, &from, lanes(active).filter(|&l| read[l] > 0).fold(0, |m, l| m | 1 << l), *bytes);
             for lane in lanes(active) {
-                let mut data = vec![0; *bytes];
+                let mut data = [0; AsyncCopy::MOST];
                 let wanted = (read[lane] as u32 as usize).min(*bytes);
                 if wanted > 0 && !from[lane].is_multiple_of(*bytes as u64) || wanted % PIECE != 0 {
                     let what = format!("copies {wanted} of {bytes} bytes from address {:#x}", from[lane]);
@@ -43,7 +43,7 @@ impl Emulator<'_, '_> {
                 self.touch(cta, warp, lane, touch, at)?.fill(0xFF);
                 let to = (to[lane] - SHARED_BASE) as usize;
                 cta.shadow.depart(to, *bytes);
-                warp.copies[lane].open.push(AsyncCopy { to, data, from: read_at });
+                warp.copies[lane].open.push(AsyncCopy { to, bytes: *bytes, data, from: read_at });
             }
         }
         for lane in lanes(active) {
@@ -60,10 +60,10 @@ impl Emulator<'_, '_> {
                 }
                 _ => {}
             }
-            for AsyncCopy { to, data, from } in landed {
-                cta.shared[to..to + data.len()].copy_from_slice(&data);
+            for AsyncCopy { to, bytes, data, from } in landed {
+                cta.shared[to..to + bytes].copy_from_slice(&data[..bytes]);
                 let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
-                cta.shadow.land(to, data.len(), who.epoch());
+                cta.shadow.land(to, bytes, who.epoch());
                 self.let_go(&from, who.epoch(), |e| who.follows(e));
             }
         }
@@ -85,10 +85,8 @@ impl Emulator<'_, '_> {
         let who = warp.who(warp.cta, 1 << lane, at.pc, proxy);
         let source = &mut self.memory.allocations[allocation];
         data.copy_from_slice(&source.data.bytes()[offset..offset + bytes]);
-        if let Some(trouble) = source.shadow.hold(offset, bytes, &who) {
-            let name = format!("'{}'", source.name);
-            self.judge(Some(trouble), Access::Read, &name, offset, bytes, at);
-        }
+        let trouble = source.shadow.hold(offset, bytes, &who);
+        self.judge(trouble, Access::Read, (Touched::Global(allocation), offset), bytes, at);
         Ok(Stretch { allocation, offset, bytes })
     }
     /// The copy has read its source: a read of `by`, which `follows` others.

@@ -7,8 +7,14 @@ use std::sync::Arc;
 /// A `cp.async` in flight: an offset in shared memory, the bytes as of issue, and their source.
 pub struct AsyncCopy {
     pub to: usize,
-    pub data: Vec<u8>,
+    pub bytes: usize,
+    /// The first `bytes` of them.
+    pub data: [u8; AsyncCopy::MOST],
     pub from: Vec<Stretch>,
+}
+
+impl AsyncCopy {
+    pub const MOST: usize = 16;
 }
 
 /// A range of an allocation of global memory, by index.
@@ -26,11 +32,12 @@ pub struct AsyncCopies {
     pub groups: VecDeque<Vec<AsyncCopy>>,
 }
 
-/// A copy in flight to shared memory: pieces with their offsets there, and the mbarrier that counts them.
+/// A copy in flight to shared memory: pieces, by offset and bytes there, with their data one after another, and the
+/// mbarrier that counts them.
 pub struct ArrivingCopy {
-    pub pieces: Vec<(usize, Vec<u8>)>,
+    pub pieces: Vec<(usize, usize)>,
+    pub data: Vec<u8>,
     pub from: Vec<Stretch>,
-    pub bytes: usize,
     pub barrier: usize,
     pub pc: usize,
     /// The CTA of the cluster from whose shared memory it comes, by rank, and where.

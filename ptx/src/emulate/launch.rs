@@ -4,7 +4,7 @@ use super::cluster::open_cluster;
 use super::draw::SplitMix64;
 use super::kernel::{Field, PtxKernel};
 use super::lane::LANES;
-use super::machine::{Cta, Emulator, Stop};
+use super::machine::{Cta, Emulator, LaneScratch, Stop};
 use super::memory::GlobalMemory;
 use super::report::{Finding, FindingKind, LaunchCounts, LaunchReport};
 use super::shadow::Shadow;
@@ -61,6 +61,8 @@ pub struct KernelLaunch<'a> {
 
 /// Added to a [`KernelLaunch`]'s schedule: kernels that assume that lanes reconverge after a branch fail.
 pub const LATE: u64 = 1 << 63;
+/// Added to a schedule: the launch ends soon after its first finding, for those who ask only whether there is one.
+pub const FIRST: u64 = 1 << 62;
 
 struct Resident {
     cta: Cta,
@@ -79,6 +81,7 @@ impl KernelLaunch<'_> {
         let mut machine = Emulator {
             kernel,
             memory,
+            scratch: LaneScratch::default(),
             lent: vec![],
             arguments: vec![],
             shared: kernel.shared.clone(),
@@ -86,6 +89,7 @@ impl KernelLaunch<'_> {
             block: self.block,
             peers: vec![],
             report: LaunchReport::default(),
+            found: vec![],
             counts: LaunchCounts::default(),
             executed: 0,
             past: HashMap::new(),
@@ -165,7 +169,7 @@ impl KernelLaunch<'_> {
         if self.schedule & LATE == 0 { Meet::Soon } else { Meet::Late { taken_first: self.schedule & 1 == 1 } }
     }
     fn schedule(&self, machine: &mut Emulator, ctas: Range<u32>) -> Result<(), Stop> {
-        let schedule = self.schedule & !LATE;
+        let schedule = self.schedule & !(LATE | FIRST);
         let mut draw = SplitMix64(schedule);
         let cluster = self.kernel.cluster;
         let mut queue: Vec<u32> = ctas.step_by(cluster as usize).collect();
@@ -220,6 +224,9 @@ impl KernelLaunch<'_> {
                 _ => (ready[draw.below(ready.len())], 1 + draw.below(64) as u32),
             };
             machine.run(cta, &mut warps[next], fuel)?;
+            if self.schedule & FIRST != 0 && !machine.found.is_empty() {
+                return Err(Stop);
+            }
             if machine.executed - ended_at > MOST {
                 let what = format!("no CTA ended within {MOST} warp instructions");
                 return Err(self.blame(machine, FindingKind::Endless, what));

@@ -2,7 +2,7 @@
 use super::clock::{ClockView, Epoch};
 use super::in_flight::ArrivingCopy;
 use super::kernel::{Field, PtxKernel};
-use super::lane::LANES;
+use super::lane::{LANES, LaneValues};
 use super::mbarrier::Mbarrier;
 use super::memory::GlobalMemory;
 use super::operand::PtxSource;
@@ -55,9 +55,17 @@ pub struct Overwritten {
     pub value: u64,
 }
 
+/// Where an instruction computes, so that no room has to be cleared for each.
+#[derive(Default)]
+pub struct LaneScratch {
+    pub result: LaneValues,
+    pub immediates: [LaneValues; 3],
+}
+
 pub struct Emulator<'a, 'm> {
     pub kernel: &'a PtxKernel,
     pub memory: &'a mut GlobalMemory<'m>,
+    pub scratch: LaneScratch,
     /// Bytes that the current lane reads from memory lent read-only.
     pub lent: Vec<u8>,
     /// The parameter buffer.
@@ -69,6 +77,8 @@ pub struct Emulator<'a, 'm> {
     /// The other CTAs of the cluster that executes.
     pub peers: Vec<Cta>,
     pub report: LaunchReport,
+    /// The kinds of findings so far, with their instructions.
+    pub found: Vec<(FindingKind, usize)>,
     pub counts: LaunchCounts,
     /// Warp instructions executed, including wait loops.
     pub executed: u64,
@@ -90,7 +100,16 @@ pub struct Site {
 }
 
 impl Emulator<'_, '_> {
+    /// Whether such a finding of an instruction would not be kept: a race repeats it for each byte, and its text costs
+    /// more than the access.
+    pub fn is_known(&self, kind: FindingKind, at: Site) -> bool {
+        self.found.contains(&(kind, at.pc))
+    }
     pub fn find(&mut self, kind: FindingKind, at: Site, what: String) {
+        if self.is_known(kind, at) {
+            return;
+        }
+        self.found.push((kind, at.pc));
         let lane = at.lane.map(|lane| lane as u32);
         let thread = Some(Thread { cta: at.cta, warp: at.warp as u32, lane });
         let place = Some(self.kernel.place(at.pc));
@@ -104,7 +123,7 @@ impl Emulator<'_, '_> {
     pub(super) fn check_written(&mut self, warp: &mut Warp, source: PtxSource, mask: u32, at: Site) {
         let PtxSource::Register(register) = source else { return };
         let missing = mask & !warp.written[register];
-        if missing != 0 {
+        if missing != 0 && !self.is_known(FindingKind::Uninitialized, at) {
             let lane = missing.trailing_zeros() as usize;
             let what =
                 format!("register {} was never written (lanes {missing:#010x})", self.kernel.registers[register]);
@@ -114,7 +133,22 @@ impl Emulator<'_, '_> {
     }
 }
 
-/// Up to eight bytes as a number.
+/// An element's bytes as a number, without a call for the usual sizes.
+#[inline]
 pub fn little_endian(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |value, byte| value << 8 | *byte as u64)
+    match *bytes {
+        [a, b] => u16::from_le_bytes([a, b]) as u64,
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]) as u64,
+        _ => bytes.iter().rev().fold(0, |value, byte| value << 8 | *byte as u64),
+    }
+}
+/// The inverse.
+#[inline]
+pub fn put_little_endian(to: &mut [u8], value: u64) {
+    let value = value.to_le_bytes();
+    match to {
+        [a, b] => [*a, *b] = [value[0], value[1]],
+        [a, b, c, d] => [*a, *b, *c, *d] = [value[0], value[1], value[2], value[3]],
+        _ => to.iter_mut().zip(value).for_each(|(to, byte)| *to = byte),
+    }
 }

@@ -50,6 +50,15 @@ pub enum Outside {
     Misaligned(usize, u64),
 }
 
+/// Whether that is a multiple of the bytes. Divides only by what is no power of two.
+#[inline]
+pub(super) fn aligned(address: u64, bytes: usize) -> bool {
+    match bytes.is_power_of_two() {
+        true => address & (bytes as u64 - 1) == 0,
+        false => address.is_multiple_of(bytes as u64),
+    }
+}
+
 impl<'m> GlobalMemory<'m> {
     pub fn new() -> GlobalMemory<'m> {
         GlobalMemory::default()
@@ -120,24 +129,23 @@ impl<'m> GlobalMemory<'m> {
         self.allocations[index].data.bytes().get(start..start + bytes)
     }
     /// Allocation and offset of an aligned access.
+    #[inline]
     pub(super) fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
-        let within = |a: &Allocation| {
-            let offset = address.checked_sub(a.address)?;
-            (offset.checked_add(bytes as u64)? <= a.data.bytes().len() as u64).then_some(offset)
-        };
-        let recent = self.allocations.get(self.recent.get()).and_then(within);
-        if let Some(offset) = recent.filter(|_| address.is_multiple_of(bytes as u64)) {
-            return Ok((self.recent.get(), offset as usize));
+        match self.allocations.get(self.recent.get()).and_then(|a| a.within(address, bytes)) {
+            Some(offset) if aligned(address, bytes) => Ok((self.recent.get(), offset as usize)),
+            _ => self.search(address, bytes),
         }
+    }
+    fn search(&self, address: u64, bytes: usize) -> Result<(usize, usize), Outside> {
         let next = self.allocations.partition_point(|a| a.address <= address);
         let near = |index: &usize| self.allocations.get(*index).is_some_and(|a| a.address >> RANGE == address >> RANGE);
         let index = next.checked_sub(1).filter(near).or(Some(next).filter(near)).ok_or(Outside::Nowhere)?;
         let allocation = &self.allocations[index];
         let offset = address.wrapping_sub(allocation.address);
-        if within(allocation).is_none() {
+        if allocation.within(address, bytes).is_none() {
             return Err(Outside::Beyond(index, offset as i64));
         }
-        if !address.is_multiple_of(bytes as u64) {
+        if !aligned(address, bytes) {
             return Err(Outside::Misaligned(index, offset));
         }
         self.recent.set(index);
@@ -146,6 +154,12 @@ impl<'m> GlobalMemory<'m> {
 }
 
 impl Allocation<'_> {
+    /// The offset of an access that it contains.
+    #[inline]
+    fn within(&self, address: u64, bytes: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.address)?;
+        (offset.checked_add(bytes as u64)? <= self.data.bytes().len() as u64).then_some(offset)
+    }
     fn filled(&self) -> Result<(), String> {
         match self.shadow.unwritten() {
             Some(byte) => Err(format!("byte {byte} of '{}' was never written", self.name)),

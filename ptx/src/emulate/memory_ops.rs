@@ -3,8 +3,8 @@
 use super::clock::{ClockView, Epoch};
 use super::kernel::Field;
 use super::lane::{LANES, lanes};
-use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
-use super::memory::{Allocation, Backing, Outside};
+use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian, put_little_endian};
+use super::memory::{Allocation, Backing, Outside, aligned};
 use super::op::{MemoryOrder, PtxOp};
 use super::operand::{Address, SHARED_BASE, Space};
 use super::report::{FindingKind, Thread};
@@ -27,6 +27,13 @@ pub(super) struct Touch {
     pub proxy: Proxy,
 }
 
+/// What an access is to: a shared array, or an allocation, by index.
+#[derive(Clone, Copy)]
+pub(super) enum Touched {
+    Shared(usize),
+    Global(usize),
+}
+
 impl Emulator<'_, '_> {
     /// The addresses of the active lanes; those in shared memory without the rank of this CTA.
     pub(super) fn addresses(
@@ -39,6 +46,9 @@ impl Emulator<'_, '_> {
     ) -> Result<[u64; LANES], Stop> {
         let base = self.read(warp, address.base, active, at);
         let mut all = base.map(|base| base.wrapping_add_signed(address.offset));
+        if space == Space::Global || self.kernel.cluster == 1 {
+            return Ok(all);
+        }
         for lane in lanes(active) {
             if space.of(all[lane]) == Space::Shared {
                 all[lane] = self.own(cta, address, all[lane], Site { lane: Some(lane), ..at })?;
@@ -59,9 +69,12 @@ impl Emulator<'_, '_> {
                 for lane in lanes(active) {
                     let (address, proxy) = (addresses[lane], Proxy::Generic);
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
-                    let data = self.touch(cta, warp, lane, touch, at)?;
+                    let data: &[u8] = match order.strong {
+                        true => self.touch(cta, warp, lane, touch, at)?,
+                        false => self.fetch(cta, warp, lane, touch, at)?,
+                    };
                     first[lane] = little_endian(&data[..*bytes]);
-                    for (to, element) in to.iter().zip(data.chunks(*bytes)).skip(1) {
+                    for (to, element) in to.iter().zip(data.chunks_exact(*bytes)).skip(1) {
                         if let Some(to) = to {
                             warp.registers[*to][lane] = little_endian(element);
                         }
@@ -90,8 +103,8 @@ impl Emulator<'_, '_> {
                     let touch = Touch { space: *space, address, bytes: total, access, proxy };
                     let data = self.touch(cta, warp, lane, touch, at)?;
                     let old = little_endian(&data[..*bytes]);
-                    for (element, &source) in data.chunks_mut(*bytes).zip(from) {
-                        element.copy_from_slice(&warp.of(source, lane).to_le_bytes()[..*bytes]);
+                    for (element, &source) in data.chunks_exact_mut(*bytes).zip(from) {
+                        put_little_endian(element, warp.of(source, lane));
                     }
                     self.replaced(*order, (*space, address), old, by);
                 }
@@ -113,7 +126,7 @@ impl Emulator<'_, '_> {
                     old[lane] = little_endian(data);
                     let mut new = [0; LANES];
                     function([&[old[lane]; LANES], &[a[lane]; LANES], &[b[lane]; LANES]], &mut new);
-                    data.copy_from_slice(&new[lane].to_le_bytes()[..bytes]);
+                    put_little_endian(data, new[lane]);
                     self.replaced(*order, (*space, address), old[lane], by);
                 }
                 if let Some(to) = to {
@@ -174,21 +187,50 @@ impl Emulator<'_, '_> {
         at: Site,
     ) -> Result<&'b mut [u8], Stop> {
         let at = Site { lane: Some(lane), ..at };
+        match self.check(cta, warp, lanes, touch, at)? {
+            (Touched::Shared(_), range) => Ok(&mut cta.shared[range]),
+            (Touched::Global(index), range) => self.bytes(index, touch.access, range, at),
+        }
+    }
+    /// The same for a plain load, whose bytes are not copied.
+    fn fetch<'b>(
+        &'b mut self,
+        cta: &'b mut Cta,
+        warp: &Warp,
+        lane: usize,
+        touch: Touch,
+        at: Site,
+    ) -> Result<&'b [u8], Stop> {
+        match self.check(cta, warp, 1 << lane, touch, Site { lane: Some(lane), ..at })? {
+            (Touched::Shared(_), range) => Ok(&cta.shared[range]),
+            (Touched::Global(index), range) => Ok(&self.memory.allocations[index].data.bytes()[range]),
+        }
+    }
+    /// The place, and the bytes of the CTA's shared memory or of the allocation.
+    #[inline]
+    fn check(
+        &mut self,
+        cta: &mut Cta,
+        warp: &Warp,
+        lanes: u32,
+        touch: Touch,
+        at: Site,
+    ) -> Result<(Touched, Range<usize>), Stop> {
         let Touch { space, address, bytes, access, proxy } = touch;
         let who = warp.who(warp.cta, lanes, at.pc, proxy);
-        if space.of(address) == Space::Shared {
-            let (array, base, offset) = self.find_shared(address, bytes, at)?;
-            let trouble = cta.shadow.access(base + offset, bytes, access, &who);
-            self.judge_shared(trouble, access, array, offset, bytes, at);
-            return Ok(&mut cta.shared[base + offset..base + offset + bytes]);
-        }
-        let (index, offset) = self.find_global(address, bytes, at)?;
-        let allocation = &mut self.memory.allocations[index];
-        if let Some(trouble) = allocation.shadow.access(offset, bytes, access, &who) {
-            let name = format!("'{}'", allocation.name);
-            self.judge(Some(trouble), access, &name, offset, bytes, at);
-        }
-        self.bytes(index, access, offset..offset + bytes, at)
+        let (place, offset, start, shadow) = match space.of(address) {
+            Space::Shared => {
+                let (array, base, offset) = self.find_shared(address, bytes, at)?;
+                (Touched::Shared(array), offset, base + offset, &mut cta.shadow)
+            }
+            _ => {
+                let (index, offset) = self.find_global(address, bytes, at)?;
+                (Touched::Global(index), offset, offset, &mut self.memory.allocations[index].shadow)
+            }
+        };
+        let trouble = shadow.access(start, bytes, access, &who);
+        self.judge(trouble, access, (place, offset), bytes, at);
+        Ok((place, start..start + bytes))
     }
     /// Bytes of global memory. Memory lent read-only comes as a copy.
     pub(super) fn bytes(
@@ -256,70 +298,62 @@ impl Emulator<'_, '_> {
         let field = &self.shared[index];
         let base = field.offset;
         let within = offset as usize - base;
-        if !offset.is_multiple_of(bytes as u64) {
+        if !aligned(offset, bytes) {
             let what = format!("{bytes} bytes at byte {within} of shared '{}'", field.name);
             self.find(FindingKind::Misaligned, at, what);
             return Err(Stop);
         }
         Ok((index, base, within))
     }
-    /// The same as [`Emulator::judge`] for a shared array, by index.
-    pub(super) fn judge_shared(
-        &mut self,
-        trouble: Option<Trouble>,
-        access: Access,
-        array: usize,
-        offset: usize,
-        bytes: usize,
-        at: Site,
-    ) {
-        if trouble.is_some() {
-            let name = format!("shared '{}'", self.shared[array].name);
-            self.judge(trouble, access, &name, offset, bytes, at);
-        }
-    }
+    /// Reports what is wrong with an access to these bytes, if anything.
     pub(super) fn judge(
         &mut self,
         trouble: Option<Trouble>,
         access: Access,
-        name: &str,
-        offset: usize,
+        (place, offset): (Touched, usize),
         bytes: usize,
         at: Site,
     ) {
+        let Some(trouble) = trouble else { return };
+        let kind = match trouble {
+            Trouble::Unwritten => FindingKind::Uninitialized,
+            Trouble::InFlight | Trouble::Held => FindingKind::InFlight,
+            Trouble::Race(Access::Write | Access::Read, e) if e.warp as usize == self.warps() => FindingKind::InFlight,
+            Trouble::Race(..) => FindingKind::Race,
+            Trouble::Unshown(..) => FindingKind::Proxy,
+        };
+        if self.is_known(kind, at) {
+            return;
+        }
         let verb = |access| match access {
             Access::Read => "read",
             Access::Write => "write",
             Access::Atomic => "atomic",
         };
+        let name = match place {
+            Touched::Shared(array) => format!("shared '{}'", self.shared[array].name),
+            Touched::Global(index) => format!("'{}'", self.memory.allocations[index].name),
+        };
         let here = format!("{} of {name} bytes {offset}..{}", verb(access), offset + bytes);
-        let (kind, what) = match trouble {
-            None => return,
-            Some(Trouble::Unwritten) => (FindingKind::Uninitialized, format!("{here}, which nothing has written")),
-            Some(Trouble::InFlight) => {
-                (FindingKind::InFlight, format!("{here}, to which an asynchronous copy is in flight"))
-            }
-            Some(Trouble::Held) => {
-                (FindingKind::InFlight, format!("{here}, which an asynchronous copy or a wgmma still reads"))
-            }
-            Some(Trouble::Race(other @ (Access::Write | Access::Read), e)) if e.warp as usize == self.warps() => {
-                let place = self.kernel.place(e.pc as usize);
+        let by = |e: &Epoch| (self.thread(e), self.kernel.place(e.pc as usize));
+        let what = match trouble {
+            Trouble::Unwritten => format!("{here}, which nothing has written"),
+            Trouble::InFlight => format!("{here}, to which an asynchronous copy is in flight"),
+            Trouble::Held => format!("{here}, which an asynchronous copy or a wgmma still reads"),
+            Trouble::Race(other, e) if kind == FindingKind::InFlight => {
+                let (_, place) = by(&e);
                 let way = if other == Access::Write { "to" } else { "from" };
-                (
-                    FindingKind::InFlight,
-                    format!("{here}, {way} which {place} copies; its mbarrier has not been waited for"),
-                )
+                format!("{here}, {way} which {place} copies; its mbarrier has not been waited for")
             }
-            Some(Trouble::Race(other, e)) => {
-                let (thread, place) = (self.thread(&e), self.kernel.place(e.pc as usize));
-                (FindingKind::Race, format!("{here}, unordered with the {} by {thread} at {place}", verb(other)))
+            Trouble::Race(other, e) => {
+                let (thread, place) = by(&e);
+                format!("{here}, unordered with the {} by {thread} at {place}", verb(other))
             }
-            Some(Trouble::Unshown(other, e)) => {
-                let (thread, place, other) = (self.thread(&e), self.kernel.place(e.pc as usize), verb(other));
-                let what = format!(
+            Trouble::Unshown(other, e) => {
+                let ((thread, place), other) = (by(&e), verb(other));
+                format!(
                     "{here} by the asynchronous proxy: no fence.proxy.async after the {other} by {thread} at {place}"
-                );
-                (FindingKind::Proxy, what)
+                )
             }
         };
         self.find(kind, at, what);

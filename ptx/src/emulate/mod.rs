@@ -53,7 +53,7 @@ mod launch; // a whole launch
 
 pub use draw::SplitMix64;
 pub use kernel::PtxKernel;
-pub use launch::{Argument, KernelLaunch, LATE};
+pub use launch::{Argument, FIRST, KernelLaunch, LATE};
 pub use layouts::Swizzle;
 pub use memory::{Allocation, Backing, GlobalMemory};
 pub use parse::parse;

@@ -51,9 +51,10 @@ impl Accessor<'_> {
         Epoch { cta, clock: time, pc: pc as u16, warp: warp as u8, lanes, asynchronous }
     }
     /// Whether `e` happened before this access, or is this thread's own.
+    #[inline]
     pub fn follows(&self, e: &Epoch) -> bool {
         let own =
-            e.cta == self.cta && e.warp as usize == self.warp && e.lanes == self.lanes && e.lanes.count_ones() == 1;
+            e.lanes == self.lanes && e.cta == self.cta && e.warp as usize == self.warp && e.lanes.is_power_of_two();
         own || self.views.all(self.lanes, |view| view.knows(e))
     }
     /// Whether a proxy fence of that memory came after `e`, which happened before: of this thread, or of one that it
@@ -108,7 +109,18 @@ impl Accesses {
         let Proxy::Async(memory) = who.proxy else { return None };
         self.slice().iter().find(|e| !e.asynchronous && !who.shows(memory, e)).copied()
     }
+    /// A write supersedes them all. Keeps the list of a cell that many read in turn.
+    fn clear(&mut self) {
+        match self {
+            Accesses::Many { ctas, epochs } => {
+                *ctas = 0;
+                epochs.clear();
+            }
+            _ => *self = Accesses::None,
+        }
+    }
     /// Adds `new`, which supersedes everything it `follows`.
+    #[inline]
     fn add(&mut self, mut new: Epoch, follows: impl Fn(&Epoch) -> bool) {
         match self {
             Accesses::None => *self = Accesses::One(new),
@@ -190,6 +202,7 @@ struct Page {
 }
 
 impl Page {
+    #[cold]
     fn split(&mut self, grain: u32) {
         if self.cells.is_empty() {
             let cell = Cell { written: self.written, ..Cell::default() };
@@ -215,16 +228,20 @@ impl Shadow {
         let page = || Page { grain: COARSE, cells: vec![], written };
         Shadow { pages: std::iter::repeat_with(page).take(bytes.div_ceil(PAGE)).collect(), bytes, touched: vec![] }
     }
+    #[inline]
     fn each(&mut self, offset: usize, bytes: usize, mut act: impl FnMut(&mut Cell)) {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
             let page = &mut self.pages[at / PAGE];
             let (first, start) = (at / PAGE * PAGE, at % PAGE);
             let stop = (end - first).min(PAGE);
+            let grain = COARSE.min((start | stop).trailing_zeros());
             if page.cells.is_empty() {
                 self.touched.push(at / PAGE);
+                page.split(grain);
+            } else if grain < page.grain {
+                page.split(grain);
             }
-            page.split(COARSE.min((start | stop).trailing_zeros()));
             page.cells[start >> page.grain..stop >> page.grain].iter_mut().for_each(&mut act);
             at = first + stop;
         }
@@ -287,10 +304,7 @@ impl Shadow {
             match kind {
                 Access::Read => cell.reads.add(new, |e| who.follows(e)),
                 Access::Atomic => cell.atomics.get_or_insert_default().add(new, |e| who.follows(e)),
-                Access::Write => {
-                    let Cell { in_flight, held, .. } = *cell;
-                    *cell = Cell { write: Some(new), written: true, in_flight, held, ..Cell::default() };
-                }
+                Access::Write => cell.overwrite(new),
             }
         });
         trouble
@@ -302,7 +316,8 @@ impl Shadow {
     /// The copy has landed: a write of `by`, with which others must synchronize.
     pub fn land(&mut self, offset: usize, bytes: usize, by: Epoch) {
         self.each(offset, bytes, |cell| {
-            *cell = Cell { write: Some(by), written: true, held: cell.held, ..Cell::default() }
+            cell.overwrite(by);
+            cell.in_flight = false;
         });
     }
     /// An asynchronous read begins: checked now, and nobody may write until [`Shadow::let_go`].
@@ -326,6 +341,11 @@ impl Shadow {
 }
 
 impl Cell {
+    fn overwrite(&mut self, by: Epoch) {
+        (self.write, self.written, self.atomics) = (Some(by), true, None);
+        self.reads.clear();
+    }
+    #[inline]
     fn judge(&self, kind: Access, who: &Accessor) -> Option<Trouble> {
         if self.in_flight {
             return Some(Trouble::InFlight);

@@ -51,7 +51,7 @@ impl Emulator<'_, '_> {
         address: u64,
         at: Site,
     ) -> Option<u64> {
-        let Overwritten { by, value } = self.past.get(&address).filter(|_| order.strong)?;
+        let Overwritten { by, value } = order.strong.then(|| self.past.get(&address))??;
         let who = warp.who(cta.id, 1 << lane, at.pc, Proxy::Generic);
         if who.follows(by) || warp.missed.get(&(address, lane)) == Some(by) {
             return None;

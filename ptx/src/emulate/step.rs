@@ -3,7 +3,7 @@
 //! schedules warps.
 use super::clock::{Agent, FencedMemory};
 use super::lane::{LANES, lanes};
-use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
+use super::machine::{Cta, Emulator, LaneScratch, Site, StepResult, Stop, little_endian};
 use super::op::{Hopper, PtxOp};
 use super::operand::{PtxSource, SpecialRegister, mapped};
 use super::report::FindingKind;
@@ -26,8 +26,9 @@ impl Emulator<'_, '_> {
     /// The lanes of a group that execute its instruction: those whose guard is 1.
     fn active(&mut self, warp: &mut Warp, group: LaneGroup, at: Site) -> u32 {
         let Some((guard, negated)) = self.kernel.instructions[group.pc].guard else { return group.mask };
-        let values = self.read(warp, PtxSource::Register(guard), group.mask, at);
-        lanes(group.mask).filter(|&lane| (values[lane] != 0) != negated).fold(0, |mask, lane| mask | 1 << lane)
+        self.check_written(warp, PtxSource::Register(guard), group.mask, at);
+        let set = warp.registers[guard].iter().rev().fold(0, |mask, &value| mask << 1 | (value != 0) as u32);
+        group.mask & if negated { !set } else { set }
     }
     /// Lanes that must execute the instruction together with `active`.
     fn needed(&mut self, warp: &mut Warp, pc: usize, active: u32, at: Site) -> u32 {
@@ -109,11 +110,9 @@ impl Emulator<'_, '_> {
         match &kernel.instructions[at.pc].op {
             PtxOp::Lane { function, to, from } => {
                 from.iter().for_each(|&source| self.check_written(warp, source, active, at));
-                let mut values = [0; LANES];
-                let [mut a, mut b, mut c] = [values; 3];
-                let operands = [warp.lent(from[0], &mut a), warp.lent(from[1], &mut b), warp.lent(from[2], &mut c)];
-                function(operands, &mut values);
-                warp.set(*to, active, &values);
+                let LaneScratch { result, immediates: [a, b, c] } = &mut self.scratch;
+                function([warp.lent(from[0], a), warp.lent(from[1], b), warp.lent(from[2], c)], result);
+                warp.set(*to, active, result);
             }
             PtxOp::Approximate { how, to, from } => {
                 let [a, b] = from.map(|source| self.read(warp, source, active, at));

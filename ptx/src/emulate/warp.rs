@@ -163,15 +163,20 @@ impl Warp {
         self.views.change(mask, live, |known| known.join(view));
     }
     pub fn all(&self, source: PtxSource) -> LaneValues {
-        *self.lent(source, &mut [0; LANES])
-    }
-    /// The same without a copy: a register itself, or `zeros` with an immediate in them.
-    pub fn lent<'a>(&'a self, source: PtxSource, zeros: &'a mut LaneValues) -> &'a LaneValues {
         match source {
-            PtxSource::Immediate(0) => zeros,
+            PtxSource::Immediate(value) => [value; LANES],
+            PtxSource::Register(register) => self.registers[register],
+        }
+    }
+    /// The same without a copy: a register itself, or `room` filled with an immediate.
+    #[inline]
+    pub fn lent<'a>(&'a self, source: PtxSource, room: &'a mut LaneValues) -> &'a LaneValues {
+        const ZEROS: &LaneValues = &[0; LANES];
+        match source {
+            PtxSource::Immediate(0) => ZEROS,
             PtxSource::Immediate(value) => {
-                zeros.fill(value);
-                zeros
+                room.fill(value);
+                room
             }
             PtxSource::Register(register) => &self.registers[register],
         }

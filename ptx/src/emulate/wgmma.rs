@@ -7,6 +7,7 @@ use super::lane::LANES;
 use super::layouts::{SharedMatrix, accumulator, fragment};
 use super::machine::{Cta, Emulator, Site, StepResult, Stop, little_endian};
 use super::matrix_ops::row_products;
+use super::memory_ops::Touched;
 use super::op::{Left, Wgmma};
 use super::operand::{PtxSource, Register};
 use super::report::FindingKind;
@@ -164,7 +165,7 @@ impl Emulator<'_, '_> {
                 let who = warp.who(cta.id, u32::MAX, at.pc, Proxy::Async(FencedMemory::Shared));
                 let offset = base + within;
                 let trouble = cta.shadow.hold(offset, 16, &who);
-                self.judge_shared(trouble, Access::Read, array, within, 16, at);
+                self.judge(trouble, Access::Read, (Touched::Shared(array), within), 16, at);
                 reads.push(offset);
                 for (k, pair) in cta.shared[offset..offset + 16].chunks(2).enumerate() {
                     let value = op.kind.value(little_endian(pair), 0);

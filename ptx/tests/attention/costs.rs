@@ -37,7 +37,7 @@ fn launch_costs_match_the_budget() {
         for (head_dim, softcap) in [(64, 0.0), (96, 0.0), (128, 0.0), (256, 0.0), (128, 30.0), (256, 30.0)] {
             let family = sm_80_family(dtype.name(), head_dim, softcap as f32).unwrap();
             let shape = Shape { window: 150, softcap, ..Shape::packed(2, 1, head_dim, &[0, 30, 300]) };
-            let run = Run { family, dtype, shape: &shape, schedule: 0, plant: None };
+            let run = Run { family, dtype, shape: &shape, schedule: 0, plant: None, alone: None };
             let (_, costs) = run.run(&Inputs::new(&shape), 0.0).unwrap_or_else(|report| panic!("{report}"));
             for (kernel, counts) in costs.iter().filter(|(kernel, _)| kernel.entry != "attention_delta") {
                 let (columns, products) = tiles(kernel, head_dim);
@@ -86,7 +86,7 @@ fn shared_memory_is_what_the_kernel_uses() {
         ];
         let shape = Shape::packed(1, 1, head_dim, &[0, 3]);
         for family in &tight {
-            let run = Run { family, dtype: DType::Bf16, shape: &shape, schedule: 0, plant: None };
+            let run = Run { family, dtype: DType::Bf16, shape: &shape, schedule: 0, plant: None, alone: None };
             let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
             assert!(report.has(flatshard_ptx::emulate::FindingKind::OutOfBounds), "{head_dim}: {report}");
         }

@@ -26,7 +26,7 @@ fn without(entry: &str, what: &str, index: usize, schedule: u64) -> Option<Resul
         format!("{}{}", &text[..at], &text[end..])
     };
     let (shape, plant) = (shape(), Some(&plant as _));
-    let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant };
+    let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant, alone: None };
     let outcome = run.run(&Inputs::new(&shape), 0.0).map(|_| ());
     found.get().then_some(outcome)
 }
@@ -47,7 +47,7 @@ fn another_swizzle_is_wrong_or_slow() {
     let x = Inputs::new(&shape);
     let exact = attention(&shape, &x, &|v| v);
     let run = |plant: Option<super::launch::Plant>| {
-        let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant };
+        let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule, plant, alone: None };
         let (out, costs) = run.run(&x, 0.0).unwrap_or_else(|report| panic!("{report}"));
         let wrong = out.o.iter().zip(&exact.o).any(|(a, b)| (a - b).abs() > 0.1);
         (wrong, costs.iter().map(|(_, counts)| counts.bank_conflicts).sum::<u64>())
@@ -81,7 +81,8 @@ fn a_lane_that_leaves_is_named() {
         at.map_or(text.clone(), |at| format!("{}setp.eq.u32 %in, %lane, 5;\n@%in ret;\n{}", &text[..at], &text[at..]))
     };
     let shape = shape();
-    let run = Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule: 1, plant: Some(&plant) };
+    let run =
+        Run { family: family(), dtype: DType::Bf16, shape: &shape, schedule: 1, plant: Some(&plant), alone: None };
     let report = run.run(&Inputs::new(&shape), 0.0).map(|_| ()).unwrap_err();
     assert!(report.has(FindingKind::Divergent) || report.has(FindingKind::Deadlock), "{report}");
 }

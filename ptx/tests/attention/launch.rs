@@ -51,18 +51,17 @@ pub type Plant<'a> = &'a dyn Fn(&str, String) -> String;
 fn entries(variant: &'static str, entry: &str, plant: Option<Plant>) -> Arc<Vec<emulate::PtxKernel>> {
     type Parsed = HashMap<&'static str, Arc<Vec<emulate::PtxKernel>>>;
     static PARSED: Mutex<Option<Parsed>> = Mutex::new(None);
-    let parsed = |plant: Plant| {
-        let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
-        let text = plant(entry, found.expand().unwrap_or_else(|e| panic!("{e}")));
-        Arc::new(parse(found.file, &text).unwrap_or_else(|e| panic!("{variant}: {e}")))
-    };
-    match plant {
-        Some(plant) => parsed(plant),
-        None => {
-            let mut known = PARSED.lock().unwrap_or_else(|e| e.into_inner());
-            known.get_or_insert_default().entry(variant).or_insert_with(|| parsed(&|_, text| text)).clone()
+    let found = Variant::by_name(variant).unwrap_or_else(|| panic!("no variant {variant}"));
+    let parsed = |text: &str| Arc::new(parse(found.file, text).unwrap_or_else(|e| panic!("{variant}: {e}")));
+    let text = || found.expand().unwrap_or_else(|e| panic!("{e}"));
+    if let Some(plant) = plant {
+        let (right, planted) = (text(), plant(entry, text()));
+        if planted != right {
+            return parsed(&planted);
         }
     }
+    let mut known = PARSED.lock().unwrap_or_else(|e| e.into_inner());
+    known.get_or_insert_default().entry(variant).or_insert_with(|| parsed(&text())).clone()
 }
 
 /// `width` columns of rows of `row` elements.
@@ -80,6 +79,9 @@ pub struct Run<'a> {
     pub shape: &'a Shape,
     pub schedule: u64,
     pub plant: Option<Plant<'a>>,
+    /// Launches only the kernel with this entry point and those that compute its inputs; the gradients of others are
+    /// zeros.
+    pub alone: Option<&'a str>,
 }
 
 /// The kernels' costs, in launch order.
@@ -94,6 +96,10 @@ impl Run<'_> {
         memory: &mut GlobalMemory,
         costs: &mut Costs,
     ) -> Result<(), LaunchReport> {
+        let inputs = [self.family.forward.entry, self.family.delta.entry];
+        if self.alone.is_some_and(|alone| alone != kernel.entry && !inputs.contains(&kernel.entry)) {
+            return Ok(());
+        }
         let parsed = entries(kernel.variant, kernel.entry, self.plant);
         let entry = parsed.iter().find(|k| k.name == kernel.entry).unwrap();
         let grid = [(rows as u32).div_ceil(kernel.rows), heads as u32, 1];
@@ -152,6 +158,10 @@ impl Run<'_> {
         self.launch(&self.family.forward, (nq, heads), &all(&[q, k, o, lse], tail(0, 0)), &mut memory, &mut costs)?;
         let forward = memory.download(o).unwrap().to_vec();
         let lses = memory.download(lse).unwrap().to_vec();
+        if self.alone == Some(self.family.forward.entry) {
+            let (o, lse) = (out.decode(&forward), DType::F32.decode(&lses));
+            return Ok((Outputs { o, lse, ..Outputs::default() }, costs));
+        }
 
         let o = if packed { o } else { memory.upload("o", &self.dtype.encode(&out.decode(&forward))) };
         let d_o = memory.upload("d_o", &self.dtype.encode(&x.d_o));
@@ -162,6 +172,7 @@ impl Run<'_> {
         self.launch(&self.family.delta, (nq, heads), &arguments, &mut memory, &mut costs)?;
 
         let mut gradient = |name: &str, n: usize| match packed {
+            true if self.alone.is_some() => memory.upload(name, &vec![0; n * size as usize]),
             true => memory.alloc(name, n * size as usize),
             false => memory.upload(name, &DType::F32.encode(&vec![before; n])),
         };

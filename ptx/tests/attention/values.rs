@@ -37,7 +37,7 @@ fn check(family: &AttentionFamily, dtype: DType, shape: &Shape) {
     let x = Inputs::new(shape);
     let before = 0.5;
     let run = |schedule| {
-        let run = Run { family, dtype, shape, schedule, plant: None };
+        let run = Run { family, dtype, shape, schedule, plant: None, alone: None };
         run.run(&x, before).unwrap_or_else(|report| panic!("{label}, schedule {schedule}:\n{report}")).0
     };
     let got = run(SCHEDULES[0]);

@@ -45,11 +45,13 @@ pub struct Bench<'a> {
     /// For launches that leave outputs partly unwritten, which then start as zeros: the tickets and turns before a
     /// backward launch, which start as zeros otherwise, and after it.
     pub turns: Option<&'a RefCell<Vec<u32>>>,
+    /// Of a backward pass in several kernels, launches only those of this variant; the gradients of others are zeros.
+    pub alone: Option<&'a str>,
 }
 impl<'a> Bench<'a> {
     pub fn new(dtype: &'a str, shape: &'a Shape, schedule: u64) -> Bench<'a> {
         let family = *sm_90a_family(dtype, shape.head_dim, shape.softcap as f32).unwrap();
-        Bench { dtype, shape, family, schedule, plant: None, ctas: 1, turns: None }
+        Bench { dtype, shape, family, schedule, plant: None, ctas: 1, turns: None, alone: None }
     }
     /// A grid of `grid` CTAs per head.
     fn launch(
@@ -127,9 +129,9 @@ impl<'a> Bench<'a> {
             tail.extend([shape.scale(), shape.softcap].map(|x| Argument::F32(x as f32)));
             tail
         };
-        let room = |memory: &mut GlobalMemory, name: &str, bytes: usize| match self.turns {
-            Some(_) => memory.upload(name, &vec![0; bytes]),
-            None => memory.alloc(name, bytes),
+        let room = |memory: &mut GlobalMemory, name: &str, bytes: usize| match (self.turns, self.alone) {
+            (None, None) => memory.alloc(name, bytes),
+            _ => memory.upload(name, &vec![0; bytes]),
         };
         let (out, size) = if packed { (dtype, 2) } else { ("f32", 4) };
         let mut costs = vec![];
@@ -210,8 +212,11 @@ impl<'a> Bench<'a> {
                 arguments.push(map(d_o, heads, nq, wq, kernel.rows));
                 arguments.extend([numbers[0], numbers[1], dq].map(Argument::Pointer));
                 arguments.extend(tail(0, dq_row));
-                costs.push(self.launch(&kernel, (blocks(nq, &kernel), heads), &arguments, &mut memory)?);
-                for tiles in parts {
+                let is_wanted = |kernel: &AttentionKernel| self.alone.is_none_or(|name| name == kernel.variant);
+                if is_wanted(&kernel) {
+                    costs.push(self.launch(&kernel, (blocks(nq, &kernel), heads), &arguments, &mut memory)?);
+                }
+                for tiles in parts.iter().filter(|tiles| is_wanted(&tiles.kernel)) {
                     let mut arguments = of_keys(tiles);
                     arguments.extend(tail(1, dkv_row));
                     let grid = (blocks(nk, &tiles.kernel), kv_heads);

@@ -5,6 +5,7 @@
 use super::attention::launch as tile;
 use super::attention::reference::{Inputs, Outputs, Shape};
 use super::hopper::launch as hopper;
+use flatshard_ptx::emulate::FIRST;
 use flatshard_ptx::kernels::Variant;
 use flatshard_ptx::kernels::attention::sm_80_family;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::ops::Range;
 
 const BUDGET: &str = include_str!("budget.txt");
 /// In order, and drawn. A fault counts as detected if both detect it.
-const SCHEDULES: [u64; 2] = [0, 1];
+const SCHEDULES: [u64; 2] = [FIRST, FIRST | 1];
 
 /// What is removed: the whole statement, guard included; of a read or an addition, only its ordering.
 const OUT: [&str; 18] = [
@@ -100,7 +101,8 @@ fn hopper(stem: &str, head_dim: usize, rows: u32) {
     let (x, ones) = (Inputs::new(&shape), vec![1.0; rows as usize]);
     sweep(&name, |schedule, change| {
         let given: Option<[&[f64]; 2]> = if stem == "forward" { None } else { Some([&ones, &ones]) };
-        let bench = hopper::Bench { plant: Some((&name, change)), ..hopper::Bench::new("bf16", &shape, schedule) };
+        let (plant, alone) = (Some((&name[..], change)), Some(&name[..]));
+        let bench = hopper::Bench { plant, alone, ..hopper::Bench::new("bf16", &shape, schedule) };
         bench.run(&x, given, 0.0).ok().map(|(out, _)| bits(&out))
     });
 }
@@ -141,8 +143,9 @@ fn tiles() {
     let x = Inputs::new(&shape);
     for kernel in [family.forward, family.dq, family.dkv[0]] {
         sweep(kernel.variant, |schedule, change| {
-            let plant = |entry: &str, text: String| if entry == kernel.entry { change(text) } else { text };
-            let run = tile::Run { family, dtype: tile::DType::Bf16, shape: &shape, schedule, plant: Some(&plant) };
+            let plant = &|entry: &str, text: String| if entry == kernel.entry { change(text) } else { text };
+            let (dtype, plant, alone) = (tile::DType::Bf16, Some(plant as tile::Plant), Some(kernel.entry));
+            let run = tile::Run { family, dtype, shape: &shape, schedule, plant, alone };
             run.run(&x, 0.0).ok().map(|(out, _)| bits(&out))
         });
     }
