@@ -308,14 +308,14 @@ impl Emulator<'_, '_> {
     /// Reports what is wrong with an access to these bytes, if anything.
     pub(super) fn judge(
         &mut self,
-        trouble: Option<Trouble>,
+        trouble: Option<Box<Trouble>>,
         access: Access,
         (place, offset): (Touched, usize),
         bytes: usize,
         at: Site,
     ) {
         let Some(trouble) = trouble else { return };
-        let kind = match trouble {
+        let kind = match *trouble {
             Trouble::Unwritten => FindingKind::Uninitialized,
             Trouble::InFlight | Trouble::Held => FindingKind::InFlight,
             Trouble::Race(Access::Write | Access::Read, e) if e.warp as usize == self.warps() => FindingKind::InFlight,
@@ -336,7 +336,7 @@ impl Emulator<'_, '_> {
         };
         let here = format!("{} of {name} bytes {offset}..{}", verb(access), offset + bytes);
         let by = |e: &Epoch| (self.thread(e), self.kernel.place(e.pc as usize));
-        let what = match trouble {
+        let what = match *trouble {
             Trouble::Unwritten => format!("{here}, which nothing has written"),
             Trouble::InFlight => format!("{here}, to which an asynchronous copy is in flight"),
             Trouble::Held => format!("{here}, which an asynchronous copy or a wgmma still reads"),

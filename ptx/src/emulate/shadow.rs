@@ -85,39 +85,50 @@ enum Accesses {
     /// need not be added, which shows without a look at the epochs.
     Many {
         ctas: u16,
+        last: Epoch,
         #[allow(clippy::box_collection)] // a Vec makes every cell larger
-        epochs: Box<Vec<Epoch>>,
+        others: Box<Vec<Epoch>>,
     },
+    /// None, with the list of a cell that many read in turn.
+    #[allow(clippy::box_collection)]
+    Superseded(Box<Vec<Epoch>>),
 }
 
 impl Accesses {
     /// CTAs with a record: a write that is ordered after both of a cluster still races with a third.
     const CTAS: u32 = 3;
 
-    fn slice(&self) -> &[Epoch] {
-        match self {
-            Accesses::None => &[],
-            Accesses::One(epoch) => std::slice::from_ref(epoch),
-            Accesses::Many { epochs, .. } => epochs,
-        }
+    /// In their order.
+    #[inline]
+    fn iter(&self) -> impl Iterator<Item = &Epoch> {
+        let (others, last) = match self {
+            Accesses::None | Accesses::Superseded(_) => (&[][..], None),
+            Accesses::One(epoch) => (&[][..], Some(epoch)),
+            Accesses::Many { last, others, .. } => (&others[..], Some(last)),
+        };
+        others.iter().chain(last)
     }
     fn unordered(&self, who: &Accessor) -> Option<Epoch> {
-        self.slice().iter().find(|e| !who.follows(e)).copied()
+        self.iter().find(|e| !who.follows(e)).copied()
     }
     /// Of threads, before which the accessor's proxy may write.
     fn unshown(&self, who: &Accessor) -> Option<Epoch> {
         let Proxy::Async(memory) = who.proxy else { return None };
-        self.slice().iter().find(|e| !e.asynchronous && !who.shows(memory, e)).copied()
+        self.iter().find(|e| !e.asynchronous && !who.shows(memory, e)).copied()
     }
-    /// A write supersedes them all. Keeps the list of a cell that many read in turn.
+    fn is_empty(&self) -> bool {
+        matches!(self, Accesses::None | Accesses::Superseded(_))
+    }
+    /// A write supersedes them all.
     fn clear(&mut self) {
-        match self {
-            Accesses::Many { ctas, epochs } => {
-                *ctas = 0;
-                epochs.clear();
+        *self = match std::mem::take(self) {
+            Accesses::Many { mut others, .. } => {
+                others.clear();
+                Accesses::Superseded(others)
             }
-            _ => *self = Accesses::None,
-        }
+            Accesses::Superseded(others) => Accesses::Superseded(others),
+            _ => Accesses::None,
+        };
     }
     /// Adds `new`, which supersedes everything it `follows`.
     #[inline]
@@ -127,24 +138,25 @@ impl Accesses {
             Accesses::One(old) if same_step(old, &new) => old.lanes |= new.lanes,
             Accesses::One(old) if follows(old) => *old = new,
             Accesses::One(old) => {
-                *self = Accesses::Many { ctas: bit(old) | bit(&new), epochs: Box::new(vec![*old, new]) };
+                *self = Accesses::Many { ctas: bit(old) | bit(&new), last: new, others: Box::new(vec![*old]) };
+            }
+            Accesses::Superseded(others) => {
+                *self = Accesses::Many { ctas: bit(&new), last: new, others: std::mem::take(others) };
             }
             Accesses::Many { ctas, .. } if ctas.count_ones() >= Self::CTAS && *ctas & bit(&new) == 0 => {}
-            Accesses::Many { ctas, epochs } => {
-                if let Some(last) = epochs.last_mut()
-                    && same_step(last, &new)
-                {
-                    last.lanes |= new.lanes;
-                    return;
-                }
-                epochs.retain(|e| {
+            Accesses::Many { last, .. } if same_step(last, &new) => last.lanes |= new.lanes,
+            Accesses::Many { ctas, last, others } => {
+                others.retain(|e| {
                     if same_step(e, &new) {
                         new.lanes |= e.lanes;
                     }
                     !same_step(e, &new) && !follows(e)
                 });
-                epochs.push(new);
-                *ctas = epochs.iter().fold(0, |all, e| all | bit(e));
+                if !follows(last) {
+                    others.push(*last);
+                }
+                *last = new;
+                *ctas = others.iter().fold(bit(&new), |all, e| all | bit(e));
             }
         }
     }
@@ -156,7 +168,9 @@ fn same_step(a: &Epoch, b: &Epoch) -> bool {
     (a.cta, a.warp, a.clock) == (b.cta, b.warp, b.clock)
 }
 
+/// A line of the CPU's caches: a kernel's access to 4 bytes often costs a miss.
 #[derive(Clone, Default)]
+#[repr(align(64))]
 struct Cell {
     write: Option<Epoch>,
     reads: Accesses,
@@ -169,8 +183,7 @@ struct Cell {
     held: u16,
 }
 
-// A kernel's access to 4 bytes often costs one miss of this size.
-const _: () = assert!(size_of::<Cell>() <= 56);
+const _: () = assert!(size_of::<Cell>() == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -295,11 +308,11 @@ impl Shadow {
         self.unwritten_in(0..self.bytes)
     }
     /// Checks and records an access; returns the first problem.
-    pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Accessor) -> Option<Trouble> {
+    pub fn access(&mut self, offset: usize, bytes: usize, kind: Access, who: &Accessor) -> Option<Box<Trouble>> {
         let (mut trouble, new) = (None, who.epoch());
         self.each(offset, bytes, |cell| {
-            if trouble.is_none() {
-                trouble = cell.judge(kind, who);
+            if trouble.is_none() && !cell.is_plain(kind, who) {
+                trouble = cell.judge(kind, who).map(Box::new);
             }
             match kind {
                 Access::Read => cell.reads.add(new, |e| who.follows(e)),
@@ -321,11 +334,11 @@ impl Shadow {
         });
     }
     /// An asynchronous read begins: checked now, and nobody may write until [`Shadow::let_go`].
-    pub fn hold(&mut self, offset: usize, bytes: usize, who: &Accessor) -> Option<Trouble> {
+    pub fn hold(&mut self, offset: usize, bytes: usize, who: &Accessor) -> Option<Box<Trouble>> {
         let mut trouble = None;
         self.each(offset, bytes, |cell| {
             if trouble.is_none() {
-                trouble = cell.judge(Access::Read, who);
+                trouble = cell.judge(Access::Read, who).map(Box::new);
             }
             cell.held += 1;
         });
@@ -345,7 +358,17 @@ impl Cell {
         (self.write, self.written, self.atomics) = (Some(by), true, None);
         self.reads.clear();
     }
+    /// Whether there is nothing to [`judge`](Cell::judge), which is what most accesses find.
     #[inline]
+    fn is_plain(&self, kind: Access, who: &Accessor) -> bool {
+        let fits = match kind {
+            Access::Read => self.written,
+            Access::Write => self.held == 0 && self.reads.is_empty(),
+            Access::Atomic => false,
+        };
+        let alone = !self.in_flight && self.atomics.is_none() && who.proxy == Proxy::Generic;
+        fits && alone && self.write.as_ref().is_none_or(|e| who.follows(e))
+    }
     fn judge(&self, kind: Access, who: &Accessor) -> Option<Trouble> {
         if self.in_flight {
             return Some(Trouble::InFlight);
