@@ -75,8 +75,8 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
     pretty(&config)
 }
 
-/// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of experts' modules
-/// out of `target_modules`, and with them other modules of the same names.
+/// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of the modules of
+/// experts out of `target_modules`, and with them other modules of the same names.
 const LIKE_QWEN2: [Arch; 13] = [
     Arch::Qwen3Moe,
     Arch::Qwen3Next,

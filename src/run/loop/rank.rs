@@ -53,7 +53,10 @@ pub fn run(plan: &Plan, env: &RankEnv, log: &RunLog) -> Result<()> {
     };
     if let Err(e) = &result {
         if !matches!(e, Error::Signal(_)) {
-            mesh.member.abort();
+            // What all ranks agreed on ends them after what they still do together, which an abort would fail.
+            if !matches!(e, Error::Agreed(_)) {
+                mesh.member.abort();
+            }
             dump_flight(plan, &flight, env.rank, e);
         }
         tracer.salvage();
