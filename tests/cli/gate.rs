@@ -50,8 +50,8 @@ fn every_part_runs_and_a_failure_is_in_the_table_and_the_status() {
     for ran in ["cargo fmt", "test result: ok. 909 passed", "hosts_check.sh ran", "a spill"] {
         assert!(said.contains(ran), "no {ran:?} in: {said}");
     }
-    let tests = said.lines().find(|line| line.starts_with("cargo test --workspace")).unwrap();
-    assert!(tests.contains("--no-fail-fast"), "{tests}");
+    let mut tests = said.lines().filter(|line| line.starts_with("cargo test --workspace"));
+    assert!(tests.any(|line| line.contains("--no-fail-fast")), "{said}");
     for (part, result) in [("lints", "FAILED"), ("tests", "passed"), ("ptxas", "FAILED"), ("hosts", "passed")] {
         assert!(row(&said, part).contains(result), "{}", row(&said, part));
     }

@@ -57,7 +57,7 @@ pub struct ModelSize {
     pub params: usize,
     /// Parameters that are not frozen.
     pub trainable: usize,
-    /// Bytes of one rank, in the order of [`CATEGORIES`].
+    /// Bytes of one rank, in the order of [`crate::base::CATEGORIES`].
     pub planned: Vec<(Category, usize)>,
 }
 
