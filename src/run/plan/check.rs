@@ -72,10 +72,10 @@ pub fn outputs(s: &Settings) -> Result<()> {
 
 /// A file that is there already is replaced only by one of its kind, which `begins` so: it could be the run's own data.
 fn replaceable(flag: &str, path: &Path, begins: &str) -> Result<()> {
-    let Ok(file) = File::open(path) else { return Ok(()) };
     if !path.is_file() {
-        return Ok(()); // a pipe, whose reader must not lose its beginning
+        return Ok(()); // opening a pipe would wait for its other end
     }
+    let Ok(file) = File::open(path) else { return Ok(()) };
     let mut beginning = Vec::new();
     file.take(begins.len() as u64)
         .read_to_end(&mut beginning)
