@@ -14,7 +14,7 @@ use super::json;
 use super::message;
 use super::shapes::{self, MASKS, Shape};
 use super::talk::{left_out, talk};
-use super::template::{ChatTemplate, Conversation};
+use super::template::{ChatTemplate, Conversation, Rendered};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 use serde_json::Value;
@@ -341,7 +341,11 @@ impl Recipe {
             InputLoss::All => true,
         };
         if whole && !switched {
-            return self.rendered(row, &turns, chat, out);
+            // As it is rendered.
+            let text = self.talked(row, &turns, chat, out)?.1.text;
+            self.encode(&text, &mut out.ids)?;
+            out.labels.extend(out.ids.iter().map(|&id| id as i32));
+            return Ok(Outcome::Kept);
         }
         if answers.is_empty() {
             return Err("has no assistant message: there is nothing to train on".into());
@@ -363,10 +367,7 @@ impl Recipe {
         if all_last && answers.iter().any(|&i| i < first && !is_silent(i)) {
             out.unread.push("answers before the last one (--multiturn trains on them)".into());
         }
-        let talk = talk(row, &turns, chat)?;
-        let ends = turns.last().is_some_and(by_assistant);
-        let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
-        out.unread.extend(left_out(chat, row, &turns, &all.text));
+        let (talk, all) = self.talked(row, &turns, chat, out)?;
         let places = || -> RowResult<Vec<Range<usize>>> {
             if all_last {
                 let start = self.start(chat, &talk, &turns, first, &all.text)?;
@@ -404,21 +405,19 @@ impl Recipe {
         Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
     }
 
-    /// A conversation that is learned as it is rendered.
-    fn rendered(
+    /// A conversation and what the chat template makes of it; names the messages that it leaves out.
+    fn talked(
         &self,
         row: &JsonRow,
         turns: &[Value],
         chat: &ChatTemplate,
         out: &mut TokenizedRow,
-    ) -> RowResult<Outcome> {
+    ) -> RowResult<(Conversation, Rendered)> {
         let talk = talk(row, turns, chat)?;
-        let ends = turns.last().is_some_and(|turn| turn["role"] == "assistant");
-        let all = if ends { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
+        let answered = turns.last().is_some_and(|turn| turn["role"] == "assistant");
+        let all = if answered { chat.answered(&talk)? } else { chat.rendered(&talk, false)? };
         out.unread.extend(left_out(chat, row, turns, &all.text));
-        self.encode(&all.text, &mut out.ids)?;
-        out.labels.extend(out.ids.iter().map(|&id| id as i32));
-        Ok(Outcome::Kept)
+        Ok((talk, all))
     }
 
     /// The prompt and the response of a conversation whose messages from `first` on are the response.

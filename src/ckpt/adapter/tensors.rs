@@ -198,15 +198,9 @@ impl AdapterTensors {
         ))
     }
     fn is_zero(&self, tensor: &FileTensor) -> Result<bool> {
-        let (mut bytes, mut values) = (Vec::new(), vec![0.0; CHUNK / 4]);
-        for from in (0..tensor.len()).step_by(CHUNK / 4) {
-            let values = &mut values[..(tensor.len() - from).min(CHUNK / 4)];
-            self.read(tensor, from, values, &mut bytes)?;
-            if values.iter().any(|&x| x != 0.0) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let mut values = vec![0.0; tensor.len()];
+        self.read(tensor, 0, &mut values, &mut Vec::new())?;
+        Ok(values.iter().all(|&x| x == 0.0))
     }
     /// Whether two tensors of the same shape have the same values.
     fn equal(&self, a: &FileTensor, b: &FileTensor) -> Result<bool> {
