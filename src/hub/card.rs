@@ -112,6 +112,9 @@ mod tests {
                 .collect()
         };
         assert_eq!(one("data_files: x.jsonl"), files(&[("train", &["x.jsonl"])]));
+        // Blank lines may come first.
+        let late = configs("\n \n---\nconfigs:\n- config_name: a\n  data_files: x.jsonl\n---\n").unwrap().remove(0);
+        assert_eq!(late.files, files(&[("train", &["x.jsonl"])]));
         assert_eq!(one("data_files: [x.jsonl, 'y*']"), files(&[("train", &["x.jsonl", "y*"])]));
         let list = "data_files:\n  - split: train\n    path: [a, b]\n  - split: test\n    path: c";
         assert_eq!(one(list), files(&[("train", &["a", "b"]), ("test", &["c"])]));

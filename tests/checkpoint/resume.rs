@@ -191,6 +191,17 @@ fn another_batch_size_does_not_train_on_held_out_rows() {
     }
 }
 
+/// Rows that nothing evaluates are trained on.
+#[test]
+fn without_evaluations_nothing_is_held_out() {
+    for (flags, rows) in [(&["--no-eval"][..], 0), (&["--held-out", "0"], 0), (&[], 8)] {
+        let job = Job::new();
+        job.run("5", "2", "3", flags);
+        let (state, _) = ckpt::state::read(&ckpt::newest(&job.0.path().join("ck")).unwrap().unwrap()).unwrap();
+        assert_eq!(state.data["held_out"], rows, "{flags:?}");
+    }
+}
+
 #[test]
 fn checkpoints_without_a_held_out_count_use_the_old_rule() {
     let job = Job::new();

@@ -87,6 +87,16 @@ fn prompts_are_learned_where_that_is_asked_for() {
     assert!(wrong.check().unwrap_err().to_string().contains("`train_on_inputs` has no place in preferences"));
 }
 
+/// They say which answers are not to be learned.
+#[test]
+fn rows_of_kto_are_not_learned_as_they_are() {
+    let labeled = json!({"prompt": "q", "completion": "a", "label": false});
+    let fault = make(Format::default(), labeled).unwrap_err();
+    assert!(fault.contains("has a `label`, true or false") && fault.contains("objective: kto"), "{fault}");
+    let class = json!({"prompt": "q", "completion": "a", "label": "spam"});
+    assert_eq!(learned(Format::default(), class), "a");
+}
+
 /// What other fields a row has is named, and does not decide what is learned.
 #[test]
 fn a_row_of_several_formats_is_read_in_the_one_that_is_named() {

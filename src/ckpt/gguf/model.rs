@@ -452,6 +452,35 @@ mod tests {
         }
     }
 
+    /// The file of a Gemma has no keys for them.
+    #[test]
+    fn unusual_rotations_of_gemma_are_refused() {
+        let rope = |theta, scaling| Some(Rotary { theta, scaling });
+        let linear = || Scaling::Linear { factor: 2.0 };
+        let gemma2 =
+            Spec { arch: Arch::Gemma2, layers: 2, score_cap: 50.0, logit_cap: 30.0, tied: true, ..Spec::default() };
+        for (spec, what) in [
+            (
+                Spec { rope: rope(500.0, Scaling::None), ..gemma2.clone() },
+                "another rotation than the usual in a gemma2",
+            ),
+            (Spec { rope: rope(1e4, linear()), ..gemma2 }, "another rotation than the usual in a gemma2"),
+            (
+                Spec {
+                    arch: Arch::Gemma3,
+                    layers: 2,
+                    rope: rope(1e6, Scaling::None),
+                    local_rope: rope(1e4, linear()),
+                    ..Spec::default()
+                },
+                "scaled rotations of windows in a gemma3",
+            ),
+        ] {
+            let refused = check(&spec).unwrap_err().to_string();
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+
     #[test]
     fn size_labels_have_two_digits() {
         let labels = [
