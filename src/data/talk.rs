@@ -89,13 +89,25 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowRe
 
 /// Names the roles whose messages a template leaves out of `text`, what it made of all `turns`.
 pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text: &str) -> Vec<String> {
+    // A template may show a text in other words: only what it renders the same without is left out.
+    let is_left_out = |role: &&str| {
+        let others: Vec<Value> = turns.iter().filter(|turn| turn["role"] != **role).cloned().collect();
+        let without = talk(row, &others, chat).ok().and_then(|talk| chat.answered(&talk).ok());
+        without.is_some_and(|without| without.text == text)
+    };
+    let of_talk = |role: &&str| ["user", "assistant"].contains(role);
+    let roles: BTreeSet<&str> = turns.iter().filter_map(|turn| turn["role"].as_str()).collect();
+    // Many results of tools may be long: to render a row without them costs less than to count each.
+    let several = |role: &&str| turns.iter().filter(|turn| turn["role"] == **role).nth(1).is_some();
+    let there = |role: &&str| !of_talk(role) && several(role) && !is_left_out(role);
+    let there: BTreeSet<&str> = roles.into_iter().filter(there).collect();
     let mut at = 0;
     let is_missing = |turn: &&Value| {
         let Some(said) = turn["content"].as_str().map(str::trim).filter(|said| !said.is_empty()) else {
             return false;
         };
-        // What a tool says is often repeated by an answer.
-        if !["user", "assistant"].iter().any(|role| turn["role"] == *role) {
+        // What a tool says is often repeated by an answer, so it stands in the text as often as turns say it.
+        if turn["role"].as_str().is_some_and(|role| !of_talk(&role) && !there.contains(role)) {
             let texts = turns.iter().filter_map(|turn| turn["content"].as_str());
             if text.matches(said).count() < texts.map(|text| text.matches(said).count()).sum() {
                 return true;
@@ -108,16 +120,10 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
         }
         false
     };
-    let roles: BTreeSet<&str> = turns.iter().filter(is_missing).filter_map(|turn| turn["role"].as_str()).collect();
-    // A template may show a text in other words: only what it renders the same without is left out.
-    let is_left_out = |role: &&str| {
-        let others: Vec<Value> = turns.iter().filter(|turn| turn["role"] != **role).cloned().collect();
-        let without = talk(row, &others, chat).ok().and_then(|talk| chat.answered(&talk).ok());
-        without.is_some_and(|without| without.text == text)
-    };
-    roles
+    let missing: BTreeSet<&str> = turns.iter().filter(is_missing).filter_map(|turn| turn["role"].as_str()).collect();
+    missing
         .into_iter()
-        .filter(is_left_out)
+        .filter(|role| !there.contains(role) && is_left_out(role))
         .map(|role| format!("{role} messages (left out by the chat template)"))
         .collect()
 }

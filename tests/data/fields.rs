@@ -170,6 +170,9 @@ fn what_a_template_leaves_out_is_named_and_not_answered() {
     // So too where an answer repeats what is left out.
     let quoted = json!({"messages": [say("user", "hi"), say("developer", "yes"), say("assistant", "yes, yes")]});
     assert_eq!(row(format(known), &quoted).0.unread, ["developer messages (left out by the chat template)"]);
+    let twice = json!({"messages": [say("user", "hi"), say("developer", "yes"), say("developer", "no"), say("assistant", "yes, no")]});
+    assert_eq!(row(format(known), &twice).0.unread, ["developer messages (left out by the chat template)"]);
+    assert!(row(format(TOOLS), &twice).0.unread.is_empty());
     assert!(row(format(TOOLS), &json!({ "messages": talk })).0.unread.is_empty());
     // A text in other words is not left out.
     let loud = known.replace("m.content", "m.content | upper");

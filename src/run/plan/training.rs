@@ -68,21 +68,27 @@ impl ModelSize {
     }
 }
 
-/// What the launching process decides once for all its ranks, as plain values. The rest of a plan follows from them.
-#[derive(Serialize, Deserialize)]
-pub struct SettledPlan {
+/// What a plan decides once, as plain values. The rest of it follows from them.
+#[derive(Clone, Serialize, Deserialize)]
+struct Decided {
     settings: Settings,
     ranks: RankPlan,
     size: ModelSize,
     live: Option<usize>,
     resume: Option<ResumeFrom>,
     split: EvalSplit,
+    prompts: Option<SamplePrompts>,
+    models: Map<String, Value>,
+}
+
+/// What the launching process hands to its ranks: that, and what its settings leave out and its engine adds.
+#[derive(Serialize, Deserialize)]
+pub struct SettledPlan {
+    decided: Decided,
     task: Option<RunTask>,
     hub: HubNames,
     largest_group: usize,
-    prompts: Option<SamplePrompts>,
     samples: Option<SamplerSize>,
-    models: Map<String, Value>,
 }
 
 impl Plan {
@@ -202,22 +208,8 @@ impl Plan {
             as_asked.run.max_steps = asked;
             s.notes.extend(idle::plan(&as_asked, &facts)?);
         }
-        let (task, hub, largest_group, samples) = (s.task.clone(), s.hub.clone(), s.largest_group, engine.samples);
-        let settled = SettledPlan {
-            settings: s,
-            ranks,
-            size,
-            live,
-            resume,
-            split,
-            task,
-            hub,
-            largest_group,
-            prompts,
-            samples,
-            models,
-        };
-        let plan = Plan::derive(settled, tokenizer, engine, data)?;
+        let decided = Decided { settings: s, ranks, size, live, resume, split, prompts, models };
+        let plan = Plan::derive(decided, tokenizer, engine, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
@@ -225,40 +217,43 @@ impl Plan {
     /// The part for the ranks that this process starts.
     pub fn settled(&self) -> SettledPlan {
         SettledPlan {
-            settings: self.settings.clone(),
-            ranks: self.ranks.clone(),
-            size: self.size.clone(),
-            live: self.live,
-            resume: self.resume.clone(),
-            split: self.split.clone(),
+            decided: Decided {
+                settings: self.settings.clone(),
+                ranks: self.ranks.clone(),
+                size: self.size.clone(),
+                live: self.live,
+                resume: self.resume.clone(),
+                split: self.split.clone(),
+                prompts: self.prompts.clone(),
+                models: self.models.clone(),
+            },
             task: self.settings.task.clone(),
             hub: self.settings.hub.clone(),
             largest_group: self.settings.largest_group,
-            prompts: self.prompts.clone(),
             samples: self.engine.samples,
-            models: self.models.clone(),
         }
     }
     /// The plan in such a rank: rebuilds only what cannot be inherited.
-    pub fn inherit(mut settled: SettledPlan) -> Result<Plan> {
-        let (s, ranks) = (&mut settled.settings, &settled.ranks);
+    pub fn inherit(settled: SettledPlan) -> Result<Plan> {
+        let SettledPlan { mut decided, task, hub, largest_group, samples } = settled;
+        let (s, ranks) = (&mut decided.settings, &decided.ranks);
         // What follows from the data is settled, but for the length that rows are read with.
-        s.hub = std::mem::take(&mut settled.hub);
-        s.largest_group = settled.largest_group;
-        s.task = settled.task.take().map(|task| RunTask { batch: false, ..task });
+        s.hub = hub;
+        s.largest_group = largest_group;
+        s.task = task.map(|task| RunTask { batch: false, ..task });
         let tokenizer = data::tokenizer(s);
         let spec = model::spec(s, &tokenizer)?;
         let tokenizer = tokenizer.for_model(spec.vocab);
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
-        let engine = engine::keeping(s, ranks.device, settled.live, engine)?;
-        let engine = EngineOptions { samples: settled.samples, ..engine };
-        let tokenizer = data::resumed(tokenizer, &s.data, settled.resume.as_ref().map(|r| r.dir.as_path()))?;
+        let engine = engine::keeping(s, ranks.device, decided.live, engine)?;
+        let engine = EngineOptions { samples, ..engine };
+        let tokenizer = data::resumed(tokenizer, &s.data, decided.resume.as_ref().map(|r| r.dir.as_path()))?;
         let mut data = RunData::open(s, &tokenizer, &engine.spec)?;
         data::fit(s, &engine.spec, &mut data, 1)?;
-        Plan::derive(settled, tokenizer, engine, data)
+        Plan::derive(decided, tokenizer, engine, data)
     }
-    fn derive(settled: SettledPlan, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
-        let SettledPlan { settings: s, ranks, size, live, resume, split, prompts, models, .. } = settled;
+    fn derive(decided: Decided, tokenizer: Tokenizer, engine: EngineOptions, data: RunData) -> Result<Plan> {
+        let Decided { settings: s, ranks, size, live, resume, split, prompts, models } = decided;
         Ok(Plan {
             schedule: schedule::schedule(&s)?,
             save: SaveOptions::new(&s.checkpoint)?,
