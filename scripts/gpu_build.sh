@@ -9,12 +9,10 @@ target=$(scripts/target.sh)
 out=$target/gpu_check
 mkdir -p "$out"
 cargo build --release --bin run_fsdp --bin gpu_check
-test_binary() {
-    cargo test --release --no-run --test "$1" --message-format json |
-        grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4
-}
+conformance=$(cargo test --release --package flatshard-device --no-run --test conformance --message-format json |
+    grep -o '"executable":"[^"]*/conformance-[^"]*"' | tail -1 | cut -d'"' -f4)
 cp "$target/release/run_fsdp" "$target/release/gpu_check" "$out"
-cp "$(test_binary device)" "$out/device"
+cp "$conformance" "$out/conformance"
 rm -f "$out/gpu_check_before"
 if [ -n "${BEFORE:-}" ]; then
     tree=$(mktemp -d)

@@ -164,7 +164,7 @@ conformance() { # the device that a CUDA driver shows, in one process for each k
     local kinds="attention conv delta epilogue expand experts fp8 grad_norm grouped layers loss norms optim paged ring"
     # shellcheck disable=SC2086
     printf '%s\n' $kinds | FLATSHARD_TEST_ONLY_CUDA=1 FLATSHARD_TEST_DEEP=1 xargs -P 5 -I{} bash -c '
-        "$build/device" "conformance::{}::" --test-threads 3 > "conformance-{}.log" 2>&1'
+        "$build/conformance" "{}::" --test-threads 3 > "conformance-{}.log" 2>&1'
     local status=$?
     cat conformance-*.log
     return $status

@@ -12,7 +12,7 @@ while read -r file; do
     [ -n "$file" ] || continue
     case $file in
         src/base/*) package=flatshard-base ;;
-        src/device/* | build.rs) package=flatshard-device ;;
+        src/device/* | build.rs | tests/device/conformance/*) package=flatshard-device ;;
         ptx/driver/*) package=flatshard-simcuda ;;
         ptx/*) package=flatshard-ptx ;;
         tests/tidy/*) package=flatshard-tidy ;;

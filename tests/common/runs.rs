@@ -1,5 +1,6 @@
 //! Runs of the binaries as processes: start, follow by metrics, signal, kill. Never asserts what a test is about.
 pub use super::agent::Agent;
+pub use super::programs::{LAUNCHED, unlaunched};
 pub use super::time::{self, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -11,17 +12,6 @@ use tempfile::TempDir;
 
 pub use super::binaries::{DDP, FSDP};
 
-/// What a launcher tells each rank.
-const LAUNCHED: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
-
-/// A command that starts its own ranks, whatever launched the tests.
-pub fn unlaunched(program: &str) -> Command {
-    let mut command = Command::new(program);
-    for variable in LAUNCHED {
-        command.env_remove(variable);
-    }
-    command
-}
 /// A rank of a world on one host as torchrun starts it; its agent listens on the port.
 pub fn launched(command: &mut Command, rank: usize, world: usize, port: u16) -> &mut Command {
     launched_on(command, [rank, world], [rank, world], port)

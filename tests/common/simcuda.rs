@@ -1,6 +1,6 @@
 //! The emulated CUDA driver (`ptx/driver`), for programs that load CUDA by name. Cargo builds it next to the test
 //! binaries.
-use super::runs::unlaunched;
+use super::programs::unlaunched;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -17,7 +17,7 @@ fn program(dir: &Path, name: &str, body: &str) {
 fn check(gpu_check: &str, conformance: &str) -> (Output, Option<Value>) {
     let dir = tempfile::tempdir().unwrap();
     program(dir.path(), "gpu_check", gpu_check);
-    program(dir.path(), "device", conformance);
+    program(dir.path(), "conformance", conformance);
     program(dir.path(), "run_fsdp", "echo trained");
     let out = dir.path().join("out");
     let mut command = Command::new("bash");

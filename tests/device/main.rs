@@ -1,7 +1,6 @@
-//! Devices: every operation compared with a reference, the simulated GPU, and `--device cuda` on a mock driver.
+//! Devices: the simulated GPU, and `--device cuda` on a mock driver.
 #[path = "../common/mod.rs"]
 mod common;
-mod conformance;
 mod cuda_driver;
 mod cuda_fp8;
 mod cuda_graphs;

@@ -1,8 +1,8 @@
 //! Rotary positions and attention.
 use super::harness::*;
 use crate::common::reference::{self, Heads};
-use flatshard::base::{Category, DType};
-use flatshard::device::ops::{
+use flatshard_base::{Category, DType};
+use flatshard_device::ops::{
     Attention, AttentionBackward, AttentionShape, BackwardOf, QkNormRope, QkNormRopeBackward, QkNormRopeShape,
     RmsNormShape, Rope, RopeShape, RotaryPairs, documents_of_rows,
 };

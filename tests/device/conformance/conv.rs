@@ -1,12 +1,12 @@
 //! Gated short convolutions: outputs and gradients compared with sums in f64. Documents have the same bits alone,
 //! packed and row by row, on the CPU whatever the threads.
 use super::harness::*;
-use flatshard::base::{DType, Meter};
-use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::{
+use flatshard_base::{DType, Meter};
+use flatshard_device::cpu::CpuDevice;
+use flatshard_device::ops::{
     ConvKind, PagedRows, RowSequences, ShortConv, ShortConvBackward, documents_of_rows, paged_table,
 };
-use flatshard::device::{Buf, Device};
+use flatshard_device::{Buf, Device};
 use std::sync::Arc;
 
 const TAPS: usize = 3;

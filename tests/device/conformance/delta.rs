@@ -1,13 +1,13 @@
 //! The gated delta rule, Mamba 2 and short convolutions: outputs and gradients compared with the recurrence and with
 //! finite differences in f64. Documents have the same bits alone and packed, on the CPU whatever the threads.
 use super::harness::*;
-use flatshard::base::{DType, Meter};
-use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::{
+use flatshard_base::{DType, Meter};
+use flatshard_device::cpu::CpuDevice;
+use flatshard_device::ops::{
     BackwardOf, ConvKind, DeltaRule, DeltaRuleBackward, DeltaShape, PagedRows, RowSequences, ShortConv,
     ShortConvBackward, StateRule, documents_of_rows, paged_table,
 };
-use flatshard::device::{Buf, Device};
+use flatshard_device::{Buf, Device};
 use std::sync::Arc;
 
 const TAPS: usize = 4;

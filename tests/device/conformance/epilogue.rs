@@ -2,9 +2,9 @@
 //! pass.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::base::{DType, Error};
-use flatshard::device::ops::{Epilogue, GemmShape, GemmThen};
-use flatshard::device::{Buf, Device};
+use flatshard_base::{DType, Error};
+use flatshard_device::ops::{Epilogue, GemmShape, GemmThen};
+use flatshard_device::{Buf, Device};
 
 const M: usize = 5;
 const N: usize = 24;

@@ -1,11 +1,11 @@
 //! 4-bit weights: every device expands them to the same bits. `tests/engine/packed.rs` compares the CPU's with
 //! bitsandbytes'.
 use super::harness::*;
-use flatshard::base::nf4::Nf4Shape;
-use flatshard::base::rng::Rng;
-use flatshard::base::{Category, DType, Result};
-use flatshard::device::ops::{Expand, Nf4Matrix};
-use flatshard::device::{Buf, Device};
+use flatshard_base::nf4::Nf4Shape;
+use flatshard_base::rng::Rng;
+use flatshard_base::{Category, DType, Result};
+use flatshard_device::ops::{Expand, Nf4Matrix};
+use flatshard_device::{Buf, Device};
 use std::ops::Range;
 
 /// Every code and scale, in any order; factors and mean of ordinary size.

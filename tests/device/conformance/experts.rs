@@ -1,11 +1,11 @@
 //! Mixtures of experts: routing, the load-balancing loss, and the rows that experts get.
 use super::harness::*;
 use crate::common::reference::{self, Real, each};
-use flatshard::base::{DType, Result};
-use flatshard::device::ops::{
+use flatshard_base::{DType, Result};
+use flatshard_device::ops::{
     Balance, CombineRows, PlaceRuns, Route, RouteBackward, RouteLoad, RouteShape, Sigmoid, TakeRows, WeighRows,
 };
-use flatshard::device::{Buf, Device};
+use flatshard_device::{Buf, Device};
 
 /// Tokens, experts, experts per token.
 const ROUTES: [(usize, usize, usize); 7] =

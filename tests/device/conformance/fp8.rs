@@ -1,13 +1,13 @@
 //! Casts to and from FP8: every device makes the same bytes, and they are those of the definition. Products of them.
 //! `tests/engine/fp8.rs` compares single casts with PyTorch's.
 use super::harness::*;
-use flatshard::base::fp8::{BLOCK, Fp8, Fp8Shape};
-use flatshard::base::rng::Rng;
-use flatshard::base::{Category, DType, Result};
-use flatshard::device::ops::{
+use flatshard_base::fp8::{BLOCK, Fp8, Fp8Shape};
+use flatshard_base::rng::Rng;
+use flatshard_base::{Category, DType, Result};
+use flatshard_device::ops::{
     Coded, Dequantize, Encode, Epilogue, Fp8Gemm, Fp8Values, Fp8Weight, Fp8Work, GemmShape, Quantize, RaiseScales,
 };
-use flatshard::device::{Buf, Device};
+use flatshard_device::{Buf, Device};
 use half::bf16;
 
 /// Numbers of many binades, zeros, a block of zeros, and the largest and smallest of bf16.

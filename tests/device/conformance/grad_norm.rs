@@ -1,8 +1,8 @@
 //! The exact norm of the gradients, and clipping by it.
 use super::harness::*;
-use flatshard::base::{Category, DType};
-use flatshard::device::ops::{ClipScale, SumSquares};
-use flatshard::device::{ALIGN, Device, LIMBS};
+use flatshard_base::{Category, DType};
+use flatshard_device::ops::{ClipScale, SumSquares};
+use flatshard_device::{ALIGN, Device, LIMBS};
 
 /// The accumulator after these parts of `x`, each (start, end).
 fn limbs(dev: &dyn Device, x: &[f64], cuts: &[(usize, usize)]) -> Vec<f64> {

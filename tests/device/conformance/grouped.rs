@@ -2,11 +2,11 @@
 use super::experts::{floats, route_on};
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::base::{DType, Meter, Result};
-use flatshard::device::gpu::GpuDevice;
-use flatshard::device::gpu::sim::Sim;
-use flatshard::device::ops::{CombineRows, Grouped, GroupedGemm, RouteShape, TakeRows, WeighRows};
-use flatshard::device::{Buf, Device};
+use flatshard_base::{DType, Meter, Result};
+use flatshard_device::gpu::GpuDevice;
+use flatshard_device::gpu::sim::Sim;
+use flatshard_device::ops::{CombineRows, Grouped, GroupedGemm, RouteShape, TakeRows, WeighRows};
+use flatshard_device::{Buf, Device};
 use flatshard_ptx::kernels::Variant;
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
 //! Runs one operation on every device and compares the results. Never knows what the operation means.
 use crate::common::deep::deep;
-use flatshard::base::dtype::Float;
-use flatshard::base::rng::Rng;
-use flatshard::base::{Category, DType, Error, Meter, Result};
-use flatshard::device::cpu::{CpuDevice, gemm::GemmKernel, simd::Level};
-use flatshard::device::gpu::cuda::{Cuda, CudaOptions, Machine, has_blas};
-use flatshard::device::gpu::sim::Sim;
-use flatshard::device::gpu::{Driver, GpuDevice};
-use flatshard::device::{Buf, Device};
+use flatshard_base::dtype::Float;
+use flatshard_base::rng::Rng;
+use flatshard_base::{Category, DType, Error, Meter, Result};
+use flatshard_device::cpu::{CpuDevice, gemm::GemmKernel, simd::Level};
+use flatshard_device::gpu::cuda::{Cuda, CudaOptions, Machine, has_blas};
+use flatshard_device::gpu::sim::Sim;
+use flatshard_device::gpu::{Driver, GpuDevice};
+use flatshard_device::{Buf, Device};
 use half::{bf16, f16};
 use std::io::Write;
 use std::sync::{Arc, LazyLock};

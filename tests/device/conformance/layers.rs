@@ -1,12 +1,12 @@
 //! Copies, biases, activations, dropout and embeddings.
 use super::harness::*;
 use crate::common::reference::{self, Real, each};
-use flatshard::base::{DType, rng::philox};
-use flatshard::device::ops::{
+use flatshard_base::{DType, rng::philox};
+use flatshard_device::ops::{
     Bias, BiasBackward, Dropout, DropoutRows, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape,
     Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
 };
-use flatshard::device::{Buf, Device};
+use flatshard_device::{Buf, Device};
 
 /// Rows and columns.
 pub const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (7, 64), (0, 16), (4, 768), (2, 1001)];
@@ -160,7 +160,7 @@ fn bf16_rounds_to_nearest_even_and_keeps_nan() {
         let bits = [0x3f80_8000u32, 0x3f81_8000, 0x3f80_8001, 0x7f7f_ffff, 0x7f80_0001, 0xff80_0000, 0x0000_8001];
         let values: Vec<f64> = bits.iter().map(|&b| f32::from_bits(b) as f64).collect();
         let src = buf(&*dev, DType::F32, &values);
-        let mut dst = dev.alloc(DType::Bf16, bits.len(), flatshard::base::Category::Other).unwrap();
+        let mut dst = dev.alloc(DType::Bf16, bits.len(), flatshard_base::Category::Other).unwrap();
         dev.copy(src.view(), dst.view_mut()).unwrap();
         let mut got = vec![0; 2 * bits.len()];
         dev.download(dst.view(), &mut got).unwrap();
@@ -177,7 +177,7 @@ fn f16_rounds_to_nearest_even_and_keeps_subnormals_infinities_and_nan() {
         let values = [1.000_488_281_25, 1.001_464_843_75, 65519.0, 65520.0, 6.103_515_625e-5, 2.5 / 16_777_216.0];
         let more = [3.5 / 16_777_216.0, 0.5 / 16_777_216.0, f64::NEG_INFINITY, f64::NAN];
         let src = buf(&*dev, DType::F32, &[&values[..], &more].concat());
-        let mut dst = dev.alloc(DType::F16, 10, flatshard::base::Category::Other).unwrap();
+        let mut dst = dev.alloc(DType::F16, 10, flatshard_base::Category::Other).unwrap();
         dev.copy(src.view(), dst.view_mut()).unwrap();
         let mut got = vec![0; 20];
         dev.download(dst.view(), &mut got).unwrap();
@@ -195,14 +195,14 @@ fn alloc_is_zeroed_aligned_and_counted() {
     for dev in devices() {
         let own = dev.meter().total();
         for len in [0, 1, 5000, 2 << 20] {
-            let buf = dev.alloc(DType::F32, len, flatshard::base::Category::Saved).unwrap();
+            let buf = dev.alloc(DType::F32, len, flatshard_base::Category::Saved).unwrap();
             let alignment = if is_cpu(&*dev) { 4096 } else { 256 };
             assert_eq!((buf.len(), buf.view().as_ptr() as usize % alignment), (len, 0));
-            assert_eq!(dev.meter().live(flatshard::base::Category::Saved), 4 * len);
+            assert_eq!(dev.meter().live(flatshard_base::Category::Saved), 4 * len);
             assert!(read(&*dev, &buf).iter().all(|&x| x == 0.0));
         }
         assert_eq!(dev.meter().total(), own);
-        assert!(dev.alloc(DType::F32, usize::MAX / 8, flatshard::base::Category::Other).is_err());
+        assert!(dev.alloc(DType::F32, usize::MAX / 8, flatshard_base::Category::Other).is_err());
     }
 }
 

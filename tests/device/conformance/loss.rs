@@ -1,9 +1,9 @@
 //! Cross entropy.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::base::DType;
-use flatshard::device::Device;
-use flatshard::device::ops::{
+use flatshard_base::DType;
+use flatshard_device::Device;
+use flatshard_device::ops::{
     CrossEntropy, CrossEntropyFinish, CrossEntropyPart, CrossEntropyShape, DistillFinish, DistillPart, DistillTerms,
     RowEntropies, VocabPart,
 };

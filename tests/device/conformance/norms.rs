@@ -2,8 +2,8 @@
 use super::harness::*;
 use super::layers::SHAPES;
 use crate::common::reference;
-use flatshard::base::DType;
-use flatshard::device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
+use flatshard_base::DType;
+use flatshard_device::ops::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, RmsNormShape};
 
 #[test]
 fn rmsnorm() {

@@ -2,10 +2,10 @@
 use super::harness::*;
 use crate::common::reference::{Real, f64s, reals};
 use bytemuck::Pod;
-use flatshard::base::dynamic8::BLOCK;
-use flatshard::base::{Category, DType};
-use flatshard::device::ops::{AdamW, AdamWStep, Gemm, GemmShape, Polynomial, Sgd, SgdScalars, TensorPart};
-use flatshard::device::{Buf, Device};
+use flatshard_base::dynamic8::BLOCK;
+use flatshard_base::{Category, DType};
+use flatshard_device::ops::{AdamW, AdamWStep, Gemm, GemmShape, Polynomial, Sgd, SgdScalars, TensorPart};
+use flatshard_device::{Buf, Device};
 
 const SCALE: f64 = 0.75;
 
@@ -212,7 +212,7 @@ fn symmetric_products_are_the_lower_half_of_whole_ones() {
 #[test]
 fn stochastic_rounding_has_no_bias_over_steps() {
     let (n, steps) = (4096, 200);
-    let dev = flatshard::device::cpu::CpuDevice::new(flatshard::base::Meter::default());
+    let dev = flatshard_device::cpu::CpuDevice::new(flatshard_base::Meter::default());
     let run = |dtype: DType| {
         let of = |dtype, values: Vec<f64>| buf(&dev, dtype, &values);
         let (g, scale) = (of(DType::F32, vec![1e-3; n]), of(DType::F32, vec![1.0]));

@@ -2,10 +2,10 @@
 //! documents gives, and its values on every other device, whatever the heads, the window and the place of the pages.
 //! Their keys and values are stored first.
 use super::harness::*;
-use flatshard::base::{DType, Meter};
-use flatshard::device::Device;
-use flatshard::device::cpu::CpuDevice;
-use flatshard::device::ops::{
+use flatshard_base::{DType, Meter};
+use flatshard_device::Device;
+use flatshard_device::cpu::CpuDevice;
+use flatshard_device::ops::{
     Attention, AttentionPaged, AttentionShape, PAGE, PagedRows, documents_of_rows, paged_table,
 };
 

@@ -1,12 +1,12 @@
 //! The passes of ring attention: merged passes over all blocks equal unsharded attention, for any distribution of rows.
 use super::harness::*;
 use crate::common::reference::{self, Heads};
-use flatshard::base::{Category, DType, Result};
-use flatshard::device::ops::{
+use flatshard_base::{Category, DType, Result};
+use flatshard_device::ops::{
     AttentionDelta, AttentionMerge, AttentionPass, AttentionPassBackward, AttentionRanges, AttentionShape, BackwardOf,
     CopyColumns,
 };
-use flatshard::device::{Buf, Device, View, ViewMut};
+use flatshard_device::{Buf, Device, View, ViewMut};
 use std::ops::Range;
 
 /// Rows of each rank, as runs.

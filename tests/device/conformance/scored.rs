@@ -2,7 +2,7 @@
 use super::experts::{floats, given_backward, largest, of_backward, sorted, u32_out};
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::device::ops::{
+use flatshard_device::ops::{
     Route, RouteRule, RouteScored, RouteScoredBackward, RouteShape, ScaleBy, ScaleChosen, ScaleChosenBackward,
 };
 

@@ -2,8 +2,8 @@
 //! of experts.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::device::Buf;
-use flatshard::device::ops::{
+use flatshard_device::Buf;
+use flatshard_device::ops::{
     AttentionShape, BiasPlaces, ClampedGlu, ClampedGluBackward, ExpertBias, ExpertBiasBackward, GluClamp, HeadSinks,
     HeadSinksBackward, WeighedBias,
 };
@@ -141,7 +141,7 @@ fn expert_bias() {
             for dtype in FLOATS {
                 let [bias, mut y] = [&bias, &given].map(|values| buf(&*dev, dtype, values));
                 let of_offsets =
-                    buf(&*dev, flatshard::base::DType::U32, &offsets.iter().map(|&o| o.into()).collect::<Vec<f64>>());
+                    buf(&*dev, flatshard_base::DType::U32, &offsets.iter().map(|&o| o.into()).collect::<Vec<f64>>());
                 let places = BiasPlaces { width, stride, offsets: of_offsets.view() };
                 dev.expert_bias(ExpertBias { places, bias: bias.view(), y: y.view_mut() }).unwrap();
                 let naive = read(&*dev, &buf(&*dev, dtype, &naive[0]));
@@ -188,7 +188,7 @@ fn expert_bias_backward() {
     for ((offsets, more, width, stride), (mapped, adds)) in
         BIASES.into_iter().flat_map(|of| [(false, true), (true, false)].map(|how| (of, how)))
     {
-        use flatshard::base::DType::{F32, U32};
+        use flatshard_base::DType::{F32, U32};
         let (experts, rows) = (offsets.len() - 1, offsets[offsets.len() - 1] as usize + more);
         let (bias, dy) = (normal(1, (experts - 1) * stride + width), normal(2, rows * width));
         let (weights, order) = (normal(3, rows), (0..rows as u32).rev().collect::<Vec<u32>>());

@@ -1,8 +1,8 @@
 //! xIELU, whose two numbers are learned.
 use super::harness::*;
 use crate::common::reference::{self, Real};
-use flatshard::device::Buf;
-use flatshard::device::ops::{Xielu, XieluBackward, XieluCurve, XieluGrads};
+use flatshard_device::Buf;
+use flatshard_device::ops::{Xielu, XieluBackward, XieluCurve, XieluGrads};
 
 const SIZES: [usize; 5] = [5, 17, 64, 1003, 9000];
 

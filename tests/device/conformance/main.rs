@@ -4,6 +4,17 @@
 //! The rule: the maximum and the mean error of an output are at most twice those of the same naive code in f32, rounded
 //! to the output's dtype (three times for gradients), plus [`harness::FLOOR`]. Every operand with a wrong length or
 //! dtype is refused with an `Error::Op`.
+//!
+//! Tests of the package flatshard-device rather than of the whole, which compiles its tests without optimization.
+#[path = "../../common"]
+#[allow(dead_code)] // this program uses its part
+mod common {
+    pub mod deep;
+    pub mod programs;
+    pub mod reference;
+    pub mod simcuda;
+}
+
 mod attention;
 mod conv;
 mod delta;
@@ -46,7 +57,7 @@ fn the_real_driver_behaves_like_the_simulated_one() {
                 "xielu",
                 "grouped",
             ]
-            .map(|part| format!("conformance::{part}::")),
+            .map(|part| format!("{part}::")),
         )
         .env("LD_LIBRARY_PATH", simcuda::libraries())
         .env(harness::ONLY_CUDA, "1");
