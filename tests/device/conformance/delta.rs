@@ -104,14 +104,14 @@ fn rows_of(all: &Operands, (start, n, total): (usize, usize, usize)) -> Operands
     std::array::from_fn(|i| if [0, 2, 3].contains(&i) { cut(&all[i]) } else { all[i].clone() })
 }
 
-/// The output, and the gradients of all operands.
+/// The output, and the gradients of all operands if `d_o` is given.
 fn computed(
     dev: &dyn Device,
     dtype: DType,
     shape: DeltaShape,
     lengths: &[usize],
     given: &Operands,
-    d_o: &[f64],
+    d_o: Option<&[f64]>,
 ) -> Vec<Vec<f64>> {
     let (n, heads) = (lengths.iter().sum::<usize>(), shape.value_heads);
     let mut cu = vec![0];
@@ -122,7 +122,7 @@ fn computed(
     let [x, w, a, b, a_log, dt_bias, bias, skip] = given.each_ref().map(|values| new(values));
     let is_mamba = !shape.rule.replaces();
     let [bias, skip] = [&bias, &skip].map(|operand| is_mamba.then(|| operand.view()));
-    let (documents, d_o) = (buf(dev, DType::U32, &documents), new(d_o));
+    let documents = buf(dev, DType::U32, &documents);
     let (mut y, mut o) = (garbage(n * shape.row()), garbage(n * shape.values()));
     let mut states = buf(dev, DType::F32, &before(DeltaShape::kept(n) * shape.state()));
     let (documents, taps, kind) = (documents.view(), TAPS, ConvKind::Silu);
@@ -141,6 +141,8 @@ fn computed(
         states: states.view_mut(),
     })
     .unwrap();
+    let Some(d_o) = d_o else { return vec![read(dev, &o)] };
+    let d_o = new(d_o);
     let (mut dy, mut dx) = (garbage(n * shape.row()), garbage(n * shape.row()));
     let (mut da, mut db) = (garbage(n * heads), garbage(n * shape.betas()));
     // Gradients of weights are added to what is there.
@@ -211,7 +213,7 @@ fn outputs_and_gradients_are_those_of_the_recurrence() {
             each.flat_map(|(rows, n)| naive(&shape, n, rows.each_ref().map(Vec::as_slice))).collect()
         };
         let want = all(&given);
-        let found = computed(&CpuDevice::new(Meter::default()), DType::F32, shape, lengths, &given, &d_o);
+        let found = computed(&CpuDevice::new(Meter::default()), DType::F32, shape, lengths, &given, Some(&d_o));
         // Along each gradient, and along random directions.
         let mut differences = Vec::new();
         for (operand, grad) in found[1..].iter().enumerate().filter(|(_, grad)| !grad.is_empty()) {
@@ -231,7 +233,7 @@ fn outputs_and_gradients_are_those_of_the_recurrence() {
             // A GPU adds up rows in f32.
             let of_sums = if is_cpu(&*dev) { 5e-6 } else { 1e-5 };
             for (dtype, bound, bound_of_gradients) in [(DType::F32, 1e-6, of_sums), (DType::Bf16, 1e-2, 3e-2)] {
-                let got = computed(&*dev, dtype, shape, lengths, &given, &d_o);
+                let got = computed(&*dev, dtype, shape, lengths, &given, Some(&d_o));
                 let difference: Vec<f64> = got[0].iter().zip(&want).map(|(x, y)| x - y).collect();
                 let error = length(&difference) / length(&want);
                 assert!(error < bound, "{} in {dtype}: outputs: {error:.1e}", dev.name());
@@ -256,11 +258,11 @@ fn a_document_has_the_same_bits_alone_and_packed() {
     let n: usize = LENGTHS.iter().sum();
     let same_bits = |one: &dyn Device, three: &dyn Device, dtype, shape: DeltaShape| {
         let (given, d_o) = (inputs(&shape, n), normal(7, n * shape.values()));
-        let packed = computed(three, dtype, shape, &LENGTHS, &given, &d_o);
+        let packed = computed(three, dtype, shape, &LENGTHS, &given, Some(&d_o));
         for (start, len, total) in documents(&LENGTHS) {
             let rows = rows_of(&given, (start, len, total));
             let d_o = &d_o[start * shape.values()..(start + len) * shape.values()];
-            let alone = computed(one, dtype, shape, &[len], &rows, d_o);
+            let alone = computed(one, dtype, shape, &[len], &rows, Some(d_o));
             for result in [0, 1, 3, 4] {
                 let width = packed[result].len() / total;
                 let packed = &packed[result][start * width..(start + len) * width];
@@ -296,7 +298,7 @@ fn sequences_that_go_on_have_the_bits_of_whole_documents() {
         all.clone().into_iter().map(move |of| (dev.clone(), of))
     }) {
         let (given, dev) = (inputs(&shape, n), &*dev);
-        let want = &computed(dev, dtype, shape, &lengths, &given, &vec![0.0; n * shape.values()])[0];
+        let want = &computed(dev, dtype, shape, &lengths, &given, None)[0];
         let mut rule = buf(dev, DType::F32, &before(4 * shape.carried()));
         let mut recent = buf(dev, dtype, &before(4 * (TAPS - 1) * shape.row()));
         let mut past = [0; 3];

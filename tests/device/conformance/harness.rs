@@ -205,11 +205,14 @@ pub fn read(dev: &dyn Device, buf: &Buf) -> Vec<f64> {
 pub type Outputs = Vec<Vec<f64>>;
 pub type Run<'a> = &'a dyn Fn(&dyn Device, &mut [Buf]) -> Result<()>;
 
-/// Whether this device computes with so many elements in this dtype: emulated GPUs and the CPU without FMA are slow,
-/// and compute with many in one of the three, unless the suite is deep.
+/// Whether this device computes all cases: emulated GPUs and the CPU without FMA are slow, and compute representative
+/// ones, unless the suite is deep.
+pub fn computes_all(dev: &dyn Device) -> bool {
+    is_cpu(dev) && !dev.name().contains("baseline") || deep()
+}
+/// Whether it computes with so many elements in this dtype: of many, in one of the three at least.
 pub fn computes(dev: &dyn Device, compute: DType, elements: usize) -> bool {
-    let is_fast = is_cpu(dev) && !dev.name().contains("baseline");
-    is_fast || elements < 8_000 || FLOATS[elements % FLOATS.len()] == compute || deep()
+    computes_all(dev) || elements < 8_000 || FLOATS[elements % FLOATS.len()] == compute
 }
 
 /// Runs the operation on every device and dtype, compares, then passes every operand wrongly. The CPU's vector widths

@@ -259,8 +259,9 @@ fn check(a: Heads, cu: &[u32], cut: fn(&[u32], usize) -> Cut) {
     let d_naive = reference::attention_backward::<f32>(a, cu, given);
     for compute in FLOATS {
         for dev in every_device().iter().filter(|dev| computes(&***dev, compute, qkv.len())) {
-            for world in [1, 2, 4] {
-                let dev = &**dev;
+            let dev = &**dev;
+            // The passes of one rank are among those of two.
+            for world in if computes_all(dev) { &[1, 2, 4][..] } else { &[2, 4] }.iter().copied() {
                 let label = format!("ring of {world} on {} in {compute}, {a:?} {cu:?}", dev.name());
                 let whole = buf(dev, compute, &qkv);
                 let case = Case::new(dev, shape, cu, &whole, cut(cu, world)).unwrap();
