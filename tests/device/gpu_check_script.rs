@@ -136,9 +136,9 @@ fn on_a_mock_driver_it_is_reported_as_a_rehearsal() {
     {
         std::os::unix::fs::symlink(program, dir.path().join(name)).unwrap();
     }
-    // In place of an earlier build, today's: what this tests is the script and its table, not `BEFORE`. And a sanitizer
+    // In place of an earlier build, what today's has measured: this tests the script and its table. And a sanitizer
     // that finds nothing.
-    std::os::unix::fs::symlink(crate::common::binaries::GPU_CHECK, dir.path().join("gpu_check_before")).unwrap();
+    program(dir.path(), "gpu_check_before", "cat rates.json");
     program(dir.path(), "compute-sanitizer", "shift 4; \"$@\" && echo '========= ERROR SUMMARY: 0 errors'");
     // A newer cuBLASLt elsewhere, as PyTorch installs it: its own copy of the library, which no driver initializes.
     let elsewhere = dir.path().join("elsewhere");
