@@ -21,6 +21,8 @@ pub mod r#loop;
 pub mod rollouts;
 /// `--generate`, `--chat`.
 pub mod generate;
+/// `--lora-merge`, `--export`.
+pub mod convert;
 /// `--print-samples`, `--preview`.
 pub mod samples;
 /// `flatshard VERB`.
@@ -32,13 +34,14 @@ pub use settings::help::HelpPage;
 use crate::base::{Error, Result};
 use crate::comm::claim::Claim;
 use crate::comm::env::{RankEnv, SlurmShell};
+use convert::Conversion;
 use launch::{RankJob, restart};
 use plan::{Plan, check, fit, ranks};
 use samples::SampleLook;
 use settings::args::{self, Parsed};
 use settings::config;
 use settings::hub::PROMPTS;
-use settings::{LogLevel, stages};
+use settings::stages;
 use std::io::Write;
 use std::process::ExitCode;
 use watch::log::RunLog;
@@ -78,6 +81,7 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
         launch::follow_parent(parent)?;
         return match RankJob::receive()? {
             RankJob::Train(settled) => one(&Plan::inherit(*settled).map_err(Error::before_start)?, Some(env)),
+            RankJob::Convert(settings) => convert::main(*settings, Some(env)),
             RankJob::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
         };
     }
@@ -107,6 +111,12 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
         look(cli.files.print_samples, SampleLook::Json).or(look(cli.files.preview, SampleLook::Color))
     {
         return runs.into_iter().try_for_each(|settings| samples::main(settings, launched, count, look));
+    }
+    if let Some(settings) = runs.pop_if(|settings| settings.only_converts()) {
+        return match cli.files.print_config {
+            true => print(&Conversion::new(settings, launched).map_err(Error::before_start)?.print()?),
+            false => convert::main(settings, launched),
+        };
     }
     if runs.len() > 1 {
         runs.iter().try_for_each(check::outputs)?;
@@ -144,9 +154,7 @@ fn print(text: &str) -> Result<()> {
 
 /// One run, or this process's rank of it.
 fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
-    // For ranks that we start, the parent has prepared the directories and checked that the run fits.
-    let prepares = launched.is_none_or(|env| env.parent_pid.is_none() && env.local_rank == 0);
-    let first = launched.is_none_or(|env| env.rank == 0);
+    let (prepares, first) = (launch::prepares(launched), launch::is_first(launched));
     let _lock = if prepares { fit::prepare(plan, first)? } else { None };
     let log = RunLog::open(&plan.settings.watch, launched).map_err(Error::before_start)?;
     if prepares && first {
@@ -160,11 +168,7 @@ fn one(plan: &Plan, launched: Option<&RankEnv>) -> Result<()> {
     if let Some(follower) = follower {
         follower.end(&result, &log);
     }
-    if let Err(e) = &result {
-        // `failed` prints it on stderr.
-        log.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e);
-    }
-    result
+    result.inspect_err(|e| log.ended(e))
 }
 
 fn failed(e: &Error, launched: Option<&RankEnv>) -> ExitCode {

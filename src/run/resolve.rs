@@ -203,7 +203,8 @@ fn resolved(runs: &[Settings], files: &Files) -> Result<Vec<(HubNames, Vec<Strin
     let writes = !files.writes_text() && files.print_samples.is_none() && files.preview.is_none();
     if writes {
         // Before an hour of downloading.
-        runs.iter().try_for_each(|s| check::outputs(s).and_then(|()| objective::check(s)))?;
+        runs.iter().try_for_each(check::outputs)?;
+        runs.iter().filter(|s| !s.only_converts()).try_for_each(objective::check)?;
     }
     runs.iter().map(|s| Ok((one(&mut hub, s, files)?, hub.notes()))).collect()
 }

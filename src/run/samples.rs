@@ -6,7 +6,8 @@ use crate::data::{Dataset, PreviewRow, PreviewSequence, Tokenizer};
 use crate::device::IGNORE;
 use crate::engine::Objective;
 use crate::run::plan::data::RunData;
-use crate::run::plan::{data, model, objective};
+use crate::run::plan::model::ModelPlan;
+use crate::run::plan::objective;
 use crate::run::settings::Settings;
 use crate::run::watch::style;
 use clap::builder::styling::AnsiColor;
@@ -27,9 +28,7 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
     if launched.is_some_and(|env| env.rank != 0) {
         return Ok(());
     }
-    let tokenizer = data::tokenizer(&mut s);
-    let spec = model::spec(&mut s, &tokenizer)?;
-    let tokenizer = tokenizer.for_model(spec.vocab);
+    let ModelPlan { spec, tokenizer } = ModelPlan::new(&mut s)?;
     let objective = objective::objective(&s)?;
     let data = RunData::options(&s, &tokenizer, &spec)?;
     let parts = &data.train;

@@ -19,8 +19,9 @@ use crate::nn::{Decoder, Spec};
 use crate::optim::Moments;
 use crate::run::launch::device::{self, RankDevice};
 use crate::run::plan::bytes::PlannedRanks;
+use crate::run::plan::model::ModelPlan;
 use crate::run::plan::ranks::RankPlan;
-use crate::run::plan::{batch, bytes, data, engine, facts, memory, model};
+use crate::run::plan::{batch, bytes, data, engine, facts, memory};
 use crate::run::settings::idle;
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings, ShardingName};
@@ -52,20 +53,16 @@ pub struct WeightPlan {
 impl TextModel {
     pub fn new(mut s: Settings, launched: Option<&RankEnv>) -> Result<TextModel> {
         let (dir, adapter) = with_base(&s, model_dir(&s)?)?;
-        ckpt::is_model(&dir)?;
         s.model.pretrain = Some(dir.clone());
         if let Some(adapter) = adapter.as_deref().filter(|dir| dir.join(FILES[0]).exists()) {
             s.data.tokenizer.get_or_insert_with(|| adapter.display().to_string());
         }
-        s.data.max_len = Some(1); // there are no training sequences that could be too long
         let mut ranks = RankPlan::new(&mut s, launched)?;
         ranks.graphs = false; // shapes change with every prompt
         ranks.init_timeout = ranks.comm_timeout;
         s.notes.extend(idle::plan(&s, &facts::of_ranks(&s, &ranks, launched))?);
         batch::solve(&mut s, &ranks.mesh)?;
-        let tokenizer = data::tokenizer(&mut s);
-        let spec = model::spec(&mut s, &tokenizer)?;
-        let tokenizer = tokenizer.for_model(spec.vocab);
+        let ModelPlan { spec, tokenizer } = ModelPlan::without_data(&mut s)?;
         if let Some(adapter) = &adapter {
             ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
         }

@@ -9,6 +9,8 @@ use std::io::{ErrorKind, Write, stdin};
 #[derive(Serialize, Deserialize)]
 pub enum RankJob {
     Train(Box<SettledPlan>),
+    /// Write a model in another form.
+    Convert(Box<Settings>),
     /// Generate text after a prompt.
     Generate(Box<Settings>, String),
 }

@@ -17,8 +17,8 @@ pub mod load;
 mod reference; // log-probabilities of the reference model
 /// Held-out loss and the final sample.
 pub mod evaluation;
-/// `--lora-merge`.
-pub mod merge;
+/// What the run has made.
+pub mod export;
 /// What its parts share.
 pub mod context;
 /// The training loop.

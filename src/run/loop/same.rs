@@ -10,11 +10,14 @@ use crate::base::{Error, Result, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
-use crate::data::Dataset;
+use crate::data::{Dataset, Tokenizer};
 use crate::device::Device;
 use crate::run::plan::Plan;
 use crate::run::plan::prompts::SamplePrompt;
+use crate::run::plan::ranks::RankPlan;
+use crate::run::plan::record;
 use crate::run::plan::resume::ResumeFrom;
+use crate::run::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
@@ -77,15 +80,23 @@ const ARGUMENTS: &str = "start all ranks with the same arguments and configurati
 struct Facts {
     host: String,
     /// Key and value: first those of [`REMEDIES`], then the settings.
-    facts: Vec<(String, String)>,
+    facts: FactList,
 }
 
-/// Returns [`Error::Input`] on all ranks if they differ. Collective over the world group.
-pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
+/// Keys and values.
+pub type FactList = Vec<(String, String)>;
+
+/// Returns [`Error::Input`] on all ranks if their `facts` differ. Collective over the world group.
+pub fn check(
+    facts: impl FnOnce() -> Result<FactList>,
+    host: &str,
+    dev: &dyn Device,
+    world: &Arc<dyn Collective>,
+) -> Result<()> {
     if world.size() == 1 {
         return Ok(());
     }
-    let mine = Facts { host: host.into(), facts: facts(plan)? };
+    let mine = Facts { host: host.into(), facts: facts()? };
     let hash = mine.facts.iter().flat_map(|(key, value)| [key, value]).fold(Xxh3::new(), |mut hash, text| {
         hash.update(text.as_bytes());
         hash.update(&[0]);
@@ -111,7 +122,8 @@ fn shown(Facts { host, facts }: Facts) -> Facts {
     Facts { host: shown(&host), facts: facts.iter().map(|(key, value)| (shown(key), shown(value))).collect() }
 }
 
-fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
+/// Of a training run.
+pub fn of_training(plan: &Plan) -> Result<FactList> {
     let what = |data: &Dataset| {
         let weights = data.shares().map_or(String::new(), |shares| format!(", weights {shares:?}"));
         let (rows, tokens, hash) = (data.rows(), data.report().tokens, data.fingerprint());
@@ -121,24 +133,33 @@ fn facts(plan: &Plan) -> Result<Vec<(String, String)>> {
         Some(ResumeFrom { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
     };
-    let model = plan.settings.model.pretrain.as_deref().map(ckpt::weights_hash).transpose()?;
     let prompts = plan.prompts.as_ref().map(|prompts| {
         let words = |row: &SamplePrompt| [&[row.tokens.len() as u32], &row.tokens[..]].concat();
         xxh3_64(bytemuck::cast_slice(&prompts.rows.iter().flat_map(words).collect::<Vec<u32>>()))
     });
-    let facts = vec![
-        (PROGRAM, program()?),
+    let own = [
         ("data", what(&plan.dataset)),
         ("eval_data", plan.eval.as_deref().map_or("none".into(), what)),
         ("sample_prompts", prompts.map_or("none".into(), |hash| format!("{hash:016x}"))),
-        ("tokenizer", format!("{:016x}", plan.tokenizer.fingerprint())),
-        ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
         ("resume", resume),
-        ("device", format!("{:?}", plan.ranks.device).to_lowercase()),
         ("max_live_parameters", plan.live.map_or("none".into(), |live| live.to_string())),
     ];
-    let mut facts: Vec<(String, String)> = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
-    if let Value::Object(sections) = plan.config_json() {
+    let mut all = of_model(&plan.settings, &plan.ranks, &plan.tokenizer)?;
+    all.splice(1..1, own.map(|(key, value)| (key.into(), value))); // differences are shown in this order
+    Ok(all)
+}
+
+/// Of any work with a model, the program first.
+pub fn of_model(s: &Settings, ranks: &RankPlan, tokenizer: &Tokenizer) -> Result<FactList> {
+    let model = s.model.pretrain.as_deref().map(ckpt::weights_hash).transpose()?;
+    let facts = [
+        (PROGRAM, program()?),
+        ("tokenizer", format!("{:016x}", tokenizer.fingerprint())),
+        ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
+        ("device", format!("{:?}", ranks.device).to_lowercase()),
+    ];
+    let mut facts: FactList = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();
+    if let Value::Object(sections) = record::config(s) {
         for (section, body) in &sections {
             for (key, value) in body.as_object().into_iter().flatten() {
                 let own = OWN.contains(&(section, key));

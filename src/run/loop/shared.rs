@@ -6,7 +6,7 @@ use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
 use crate::device::Device;
 use crate::run::r#loop::same::named;
-use crate::run::plan::Plan;
+use crate::run::settings::checkpoint::CheckpointSettings;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
@@ -19,8 +19,7 @@ const WORDS: usize = 4;
 
 /// Returns [`Error::Input`] on all ranks if some do not see what rank 0 writes. Collective; [`super::same`] has checked
 /// that all ranks have a directory.
-pub fn check(plan: &Plan, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
-    let c = &plan.settings.checkpoint;
+pub fn check(c: &CheckpointSettings, host: &str, dev: &dyn Device, world: &Arc<dyn Collective>) -> Result<()> {
     let gguf = c.save_gguf.as_ref().and_then(|file| file.parent()).map(|dir| Path::new(".").join(dir));
     let dirs = [
         ("--ckpt-dir", &c.ckpt_dir),

@@ -2,8 +2,8 @@
 use super::agree::{Agreement, Vote};
 use super::context::RankContext;
 use super::evaluation::{self, HeldOut, PromptSampler};
+use super::export;
 use super::load::{self, LoadedRun};
-use super::merge;
 use super::reference;
 use super::stops::Stops;
 use super::tune;
@@ -314,7 +314,7 @@ impl<'a> Trainer<'a> {
         self.save(false)?;
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
-        let exported = merge::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
+        let exported = export::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
         self.watch.trained(&exported);
         self.tracer.phase(self.position.step, "sample");
         self.sample()?;

@@ -5,8 +5,11 @@ use crate::ckpt::Checkpointer;
 use crate::comm::{IPC_STAGE, Mesh, MeshSizes};
 use crate::device::Device;
 use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank, ReferenceModel, ReferenceScorer};
+use crate::nn::{Layout, Spec};
+use crate::optim::Moments;
 use crate::run::plan::objective;
 use crate::run::settings::{CommName, DeviceName, Settings};
+use crate::store::{self, Strategy};
 use std::sync::Arc;
 
 /// The ranks of a run.
@@ -61,6 +64,19 @@ pub fn of_training(
         bytes.iter_mut().zip(before).for_each(|(most, before)| most.1 = most.1.max(before.1));
     }
     Ok(bytes)
+}
+
+/// Bytes of a rank that only reads and writes weights.
+pub fn of_weights(
+    strategy: &dyn Strategy,
+    spec: &Spec,
+    layouts: &[Layout],
+    ranks: &PlannedRanks,
+) -> Result<Vec<(Category, usize)>> {
+    ranks.bytes(|dev, mesh| {
+        let store = store::allocate(strategy, dev.clone(), mesh, layouts)?;
+        Ok((store, Checkpointer::new(dev, mesh, spec, layouts, Moments::NONE)?))
+    })
 }
 
 /// Bytes of a rank that only generates text.

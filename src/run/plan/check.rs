@@ -7,36 +7,18 @@ use crate::comm::env::RankEnv;
 use crate::data::Tokenizer;
 use crate::engine::EngineOptions;
 use crate::nn::{Decoder, Slice};
-use crate::run::plan::evaluations;
 use crate::run::plan::profile::Profile;
 use crate::run::plan::restarts::Restarts;
-use crate::run::plan::resume;
+use crate::run::plan::resume::{self, ResumeFrom};
 use crate::run::plan::save::{self, SaveOptions};
+use crate::run::plan::sized::SizedEngine;
+use crate::run::plan::{evaluations, objective};
 use crate::run::settings::Settings;
 use crate::run::trace::memory::TIMELINE;
+use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-
-/// A merge reads a model and an adapter and writes a model; an export reads a model alone.
-pub fn conversion(s: &Settings) -> Result<()> {
-    let whole = s.model.pretrain.is_some() && (s.checkpoint.save_hf.is_some() || s.checkpoint.save_gguf.is_some());
-    let Some(dir) = &s.lora.merge else {
-        return match s.only_converts() && !whole {
-            true => Err(Error::input(
-                "--export needs a model and a place for it: add --pretrain MODEL and --save-hf DIR or --save-gguf FILE",
-            )),
-            false => Ok(()),
-        };
-    };
-    if !whole {
-        return Err(Error::input(
-            "--lora-merge needs the base model of the adapter and a place for the merged model: add --pretrain DIR and \
-             --save-hf DIR or --save-gguf FILE",
-        ));
-    }
-    ckpt::adapter::read(dir).map(drop)
-}
 
 /// Output paths must be writable now rather than fail after an hour. Creates nothing.
 pub fn outputs(s: &Settings) -> Result<()> {
@@ -64,6 +46,9 @@ pub fn outputs(s: &Settings) -> Result<()> {
     }
     s.watch.log_file.as_deref().map_or(Ok(()), |path| is_no_input(s, "--log-file", path))?;
     if let Some(path) = &c.save_gguf {
+        if s.objective.scores() {
+            return Err(Error::input("--objective rm: GGUF files hold language models; remove --save-gguf"));
+        }
         ckpt::gguf::check_file(path, c.overwrite == Some(true))?;
     }
     export(s, "--save-hf", &c.save_hf, &None)?;
@@ -104,6 +89,22 @@ fn is_no_input(s: &Settings, flag: &str, path: &Path) -> Result<()> {
             input.display()
         ))),
     }
+}
+
+/// The weights that the run reads besides the checkpoint of `resume` are those of its models. `models` identifies them.
+pub fn weights(
+    s: &Settings,
+    sized: &SizedEngine,
+    resume: Option<&ResumeFrom>,
+    models: &Map<String, Value>,
+) -> Result<()> {
+    resume.map_or(Ok(()), |resume| objective::same_base(s, resume, models))?;
+    // Checkpoints of adapters hold only adapters: the base model is always read from its own directory.
+    let reads_base = resume.is_none() || sized.options.tuning.lora.is_some();
+    if let Some(dir) = s.model.pretrain.as_ref().filter(|_| reads_base) {
+        ckpt::inspect_model(dir, &sized.options.spec, sized.decoder.layouts())?;
+    }
+    objective::inspect(s, &sized.options)
 }
 
 /// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from.
@@ -163,7 +164,9 @@ fn export(s: &Settings, flag: &str, dir: &Option<PathBuf>, other: &Option<PathBu
             )));
         }
     }
-    let run = resume::requested(c)?.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
+    // A conversion continues no run.
+    let continued = if s.only_converts() { None } else { resume::requested(c)? };
+    let run = continued.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
     let run = run.iter().find_map(|dir| ckpt::state::read(dir).ok()).and_then(|(state, _)| state.run);
     ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
 }

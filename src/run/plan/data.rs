@@ -1,13 +1,14 @@
-//! The tokenizer, the data sets, and how rows are rendered and loaded. Never reads a row.
-use crate::base::{Error, Result, open};
-use crate::ckpt;
+//! The data sets, and how rows are rendered and loaded. Never reads a row.
+use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
 use crate::comm::env;
 use crate::data::{
     Cache, ChatTemplate, DataOptions, Dataset, Format, InputLoss, LoaderOptions, Shape, Tokenizer, tokenizer,
 };
 use crate::nn::Spec;
-use crate::run::plan::objective;
+use crate::run::plan::model::ModelPlan;
+use crate::run::plan::ranks::RankPlan;
+use crate::run::plan::{engine, objective, tokens};
 use crate::run::rollouts::{self, PromptFile};
 use crate::run::settings::data::DataSettings;
 use crate::run::settings::tasks::MAX_TEXT;
@@ -15,76 +16,6 @@ use crate::run::settings::value::set;
 use crate::run::settings::{InputLossName, RowFormatName, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The tokenizer of the settings, or that of a merged adapter, or the model directory's, or bytes for a model of bytes.
-/// One that is missing or cannot be read is an error only once text must be tokenized.
-pub fn tokenizer(s: &mut Settings) -> Tokenizer {
-    let mut dirs = [&s.lora.merge, &s.model.pretrain].into_iter().flatten();
-    let dir = dirs.find(|dir| dir.join(tokenizer::FILES[0]).is_file()).map(|dir| dir.display().to_string());
-    let of_text = s.model.pretrain.as_deref().filter(|model| !ckpt::hf::is_of_bytes(model));
-    if let (None, None, Some(model)) = (&dir, &s.data.tokenizer, of_text) {
-        return Tokenizer::none(&Error::input(format!(
-            "{}: the model has no {}, and its config does not say that it was trained on bytes: name its tokenizer \
-             with --tokenizer (a directory, a name of the hub, or bytes), or use token ids",
-            model.display(),
-            tokenizer::FILES[0]
-        )));
-    }
-    let name = s.data.tokenizer.get_or_insert(dir.unwrap_or_else(|| "bytes".into()));
-    Tokenizer::from_name(name).unwrap_or_else(|why| Tokenizer::none(&why))
-}
-
-/// The tokenizer of a run that resumes from the checkpoint in `dir`: with the chat template that the run was trained
-/// with so far, unless the settings have one.
-pub fn resumed(tokenizer: Tokenizer, d: &DataSettings, dir: Option<&Path>) -> Result<Tokenizer> {
-    let dir = dir.filter(|_| d.tokenizer_chat_template.is_none() && matches!(tokenizer, Tokenizer::File(_)));
-    let trained = dir.map(tokenizer::default_of).transpose()?.flatten();
-    Ok(trained.map_or(tokenizer.clone(), |text| tokenizer.with_trained_template(text)))
-}
-
-/// The chat template in use: that of the settings (the name of one of the tokenizer's, a file, or Jinja text), or the
-/// tokenizer's default one.
-pub fn template(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Option<String>> {
-    let Some(given) = &d.tokenizer_chat_template else {
-        return Ok(tokenizer.template(tokenizer::DEFAULT).ok().map(str::to_owned));
-    };
-    let bad = |what: String| Error::input(format!("--tokenizer-chat-template {given}: {what}"));
-    match tokenizer.template(given) {
-        Ok(text) => Ok(Some(text.into())),
-        Err(_) if Path::new(given).is_file() => {
-            let text = open::read(Path::new(given)).map_err(|e| bad(e.to_string()))?;
-            String::from_utf8(text).map(Some).map_err(|_| bad("is not UTF-8".into()))
-        }
-        Err(_) if given.contains('{') => Ok(Some(given.clone())),
-        Err(names) => Err(bad(format!(
-            "is neither a file nor Jinja text, and not among the tokenizer's templates ({})",
-            listed(&names)
-        ))),
-    }
-}
-
-/// The name of the template that transformers takes for rows with tools, where none is named.
-pub const TOOL_USE: &str = "tool_use";
-
-/// The text of that template, if rows with tools use it.
-pub fn tool_use<'a>(d: &DataSettings, tokenizer: &'a Tokenizer) -> Option<&'a str> {
-    // A checkpoint's default template is the one that all rows were trained with.
-    let own = d.tokenizer_chat_template.is_none() && !tokenizer.has_trained_template();
-    tokenizer.template(TOOL_USE).ok().filter(|_| own)
-}
-
-/// The chat template that saved models hold as their default one: the template in use, or for a merge the adapter's.
-pub fn saved_template(s: &Settings, tokenizer: &Tokenizer) -> Result<Option<String>> {
-    match (&s.lora.merge, &s.data.tokenizer_chat_template, tokenizer) {
-        (Some(adapter), ..) => tokenizer::default_of(adapter),
-        (None, None, Tokenizer::Bytes) => Ok(None), // has no files, and its template is as good as any
-        _ => template(&s.data, tokenizer),
-    }
-}
-
-fn listed(names: &[&str]) -> String {
-    if names.is_empty() { "none".into() } else { names.join(", ") }
-}
 
 /// How rows are rendered, with the chat template in use, which rows of messages use without any flag.
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
@@ -96,7 +27,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
     let new = |text: &str| {
         ChatTemplate::new(text, tokenizer.spellings()).map(|template| template.with_tokens(tokenizer.named_tokens()))
     };
-    let chat = match (template(d, tokenizer)?, &d.tokenizer_chat_template) {
+    let chat = match (tokens::template(d, tokenizer)?, &d.tokenizer_chat_template) {
         (Some(text), Some(given)) => {
             Some(new(&text).map_err(|what| Error::input(format!("--tokenizer-chat-template {given}: {what}")))?)
         }
@@ -110,14 +41,18 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
                 "--tokenizer {} has no default chat template (its templates: {}): pass one with \
                  --tokenizer-chat-template",
                 tokenizer.name(),
-                listed(&names)
+                tokens::listed(&names)
             )));
         }
         (None, _) => None,
     };
-    let tool_use = match tool_use(d, tokenizer).map(new) {
+    let tool_use = match tokens::tool_use(d, tokenizer).map(new) {
         Some(Err(what)) if needed => {
-            return Err(Error::input(format!("--tokenizer {}: template {TOOL_USE}: {what}", tokenizer.name())));
+            return Err(Error::input(format!(
+                "--tokenizer {}: template {}: {what}",
+                tokenizer.name(),
+                tokens::TOOL_USE
+            )));
         }
         other => other.and_then(|template| template.ok()),
     };
@@ -203,23 +138,17 @@ impl RunData {
             None => train,
         };
         let eval = options.eval.as_ref().map(Dataset::open).transpose().map_err(|e| in_setting("eval_dataset", e))?;
-        if !s.only_converts() {
-            train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
-            let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
-            of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
-        }
+        train.check_row_settings(&[("packing_samples", d.packing_samples == Some(true))])?;
+        let of_rows = eval.as_ref().filter(|eval| eval.has_rows_of_its_own()).unwrap_or(&train);
+        of_rows.check_row_settings(&[("tokenizer_chat_template", d.tokenizer_chat_template.is_some())])?;
         Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
     }
 
     pub fn options(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<RunDataOptions> {
         let d = &s.data;
-        let format = match s.only_converts() {
-            true => Format::default(), // it reads no data
-            false => objective::rows(s, format(d, tokenizer)?)?,
-        };
-        let merges = s.lora.merge.is_some();
-        let recorded = if merges { None } else { objective::rollouts(s)? };
-        let prompts = if merges { None } else { rollouts::prompt_file(s, &format, tokenizer, spec, &cache_dir(d))? };
+        let format = objective::rows(s, format(d, tokenizer)?)?;
+        let recorded = objective::rollouts(s)?;
+        let prompts = rollouts::prompt_file(s, &format, tokenizer, spec, &cache_dir(d))?;
         let setting = if recorded.is_some() { "rollouts" } else { "dataset" };
         let rollouts = prompts.as_ref().map(|prompts| vec![prompts.path.clone()]).or(recorded);
         let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;
@@ -277,6 +206,23 @@ fn longest(s: &Settings, spec: &Spec, rows: bool) -> Result<usize> {
         Some(limit) => Ok(if rows { limit } else { MAX_TEXT }.min(spec.max_len)),
         None => set(&s.data.max_len, "data.max_len"),
     }
+}
+
+/// The data set of a run whose buffers depend on it: its longest row, or its largest group of rollouts. `s` gets these
+/// lengths. What the model or the machine cannot do is refused before a row is read.
+pub fn before_sizes(
+    s: &mut Settings,
+    ranks: &RankPlan,
+    ModelPlan { spec, tokenizer }: &ModelPlan,
+    data: Option<RunData>,
+) -> Result<RunData> {
+    let mut trial = s.clone();
+    trial.data.max_len = trial.data.max_len.or(Some(1));
+    engine::options(&trial, ranks.device, &ranks.mesh, spec.clone())?;
+    let mut data = data.map_or_else(|| RunData::open(s, tokenizer, spec), Ok)?;
+    fit(s, spec, &mut data, ranks.mesh.dp_replicate * ranks.mesh.dp_shard)?;
+    s.largest_group = data.train.largest_group();
+    Ok(data)
 }
 
 /// Fills in what a task takes from the data: the length of sequences, that of the longest row; and the batch, `ranks`

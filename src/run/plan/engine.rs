@@ -25,7 +25,7 @@ pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn
         return Ok(Arc::new(sharded));
     }
     let (f, b) = (&s.fsdp, &s.batch);
-    let (dtype, masters, reduce_dtype) = (s.precision.compute()?, masters(s)?, s.precision.reduce()?);
+    let (dtype, masters, reduce_dtype) = (s.precision.compute()?, s.precision.masters()?, s.precision.reduce()?);
     let offload = offload(f, device);
     Ok(match (s.run.strategy, f.backend) {
         (Some(StrategyName::Ddp), _) => {
@@ -58,7 +58,7 @@ pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions
     }
     Ok(Some(ShardedOptions {
         dtype: s.precision.compute()?,
-        masters: masters(s)?,
+        masters: s.precision.masters()?,
         reduce_dtype: s.precision.reduce()?,
         wrap: wrap(f)?,
         reshard: f.sharding != Some(ShardingName::ShardGradOp),
@@ -74,11 +74,6 @@ pub fn sharded(s: &Settings, device: DeviceName) -> Result<Option<ShardedOptions
         limit_all_gathers: set(&f.limit_all_gathers, "fsdp.limit_all_gathers")?,
         offload: offload(f, device),
     }))
-}
-
-/// An adapter is merged in f32.
-fn masters(s: &Settings) -> Result<DType> {
-    if s.only_converts() { Ok(DType::F32) } else { s.precision.masters() }
 }
 
 /// `engine` with at most `max_live` parameters unsharded, if given.

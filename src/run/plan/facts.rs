@@ -5,7 +5,8 @@ use crate::data::Dataset;
 use crate::nn::{Decoder, Tuning};
 use crate::run::plan::engine;
 use crate::run::plan::ranks::RankPlan;
-use crate::run::settings::{FsdpImpl, Settings, StrategyName};
+use crate::run::plan::sized::SizedEngine;
+use crate::run::settings::{FsdpImpl, Settings, StrategyName, idle};
 use crate::store::{Offload, ShardedOptions};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -29,46 +30,74 @@ pub fn of_ranks(s: &Settings, ranks: &RankPlan, launched: Option<&RankEnv>) -> V
     })
 }
 
-/// Facts of a training run's data and length. `max_steps`: as given by the user.
-pub fn of_data(facts: &mut Value, s: &Settings, dataset: &Dataset, max_steps: Option<u64>) {
-    facts["data"] = match (dataset.has_rows_of_its_own(), dataset.last_of_a_stream(), dataset.loss_floor()) {
-        (true, None, _) => "rows",
-        (true, Some(_), _) => "mixed",
-        (_, _, Some(_)) => "synthetic",
-        _ => "text",
-    }
-    .into();
-    facts["sources"] = if dataset.shares().is_none() { "one" } else { "several" }.into();
-    facts["steps"] = json!(s.run.max_steps);
-    if max_steps.is_some() && s.run.epochs.is_some() {
-        facts["ends"] = if max_steps == s.run.max_steps { "max_steps" } else { "epochs" }.into();
-    }
+/// What the facts of a training run are about.
+pub struct RunFacts<'a> {
+    pub settings: &'a Settings,
+    /// `max_steps` as the user gave it.
+    pub asked: Option<u64>,
+    pub ranks: &'a RankPlan,
+    /// This process's rank, if an external launcher started it.
+    pub launched: Option<&'a RankEnv>,
+    pub dataset: &'a Dataset,
+    pub sized: &'a SizedEngine,
 }
 
-/// Whether max-live-parameters keeps units of a rank's part of the model, `decoder`, unsharded for backward.
-pub fn of_units(facts: &mut Value, s: &Settings, decoder: &Decoder) -> Result<()> {
-    let Some(max_live) = s.fsdp.max_live_parameters else { return Ok(()) };
-    let (wrap, limit_all_gathers) = (engine::wrap(&s.fsdp)?, s.fsdp.limit_all_gathers != Some(false));
-    let sharded = ShardedOptions { max_live, wrap, limit_all_gathers, ..ShardedOptions::default() };
-    facts["kept"] = if sharded.keeps_more(decoder.layouts()) { "more" } else { "none" }.into();
-    Ok(())
-}
-
-/// Whether `decoder`, made with `tuning`, would train the same without one list of it.
-pub fn of_tuning(facts: &mut Value, decoder: &Decoder, tuning: &Tuning) -> Result<()> {
-    let learns = |decoder: &Decoder| -> Vec<_> {
-        let segments = decoder.layouts().iter().flat_map(|layout| &layout.segments);
-        segments.map(|s| s.is_trained().then_some((s.decay, s.lr_scale))).collect()
-    };
-    let all = learns(decoder);
-    let (freeze, no_decay, lr_scale) = (&tuning.freeze, &tuning.no_decay, &tuning.lr_scale);
-    for (name, is_empty, without) in [
-        ("freeze", freeze.is_empty(), Tuning { freeze: Vec::new(), ..tuning.clone() }),
-        ("no_decay", no_decay.is_empty(), Tuning { no_decay: Vec::new(), ..tuning.clone() }),
-        ("lr_scale", lr_scale.is_empty(), Tuning { lr_scale: Vec::new(), ..tuning.clone() }),
-    ] {
-        let same = is_empty || learns(&Decoder::tuned(decoder.spec().clone(), &without)?) == all;
-        facts[name] = if same { "same" } else { "other" }.into();
+impl RunFacts<'_> {
+    /// What to say of settings without effect; those that must have one are refused.
+    pub fn idle(&self) -> Result<Vec<String>> {
+        let mut as_asked = self.settings.clone();
+        as_asked.run.max_steps = self.asked;
+        let mut facts = of_ranks(self.settings, self.ranks, self.launched);
+        self.of_data(&mut facts);
+        self.of_tuning(&mut facts)?;
+        self.of_units(&mut facts)?;
+        idle::plan(&as_asked, &facts)
     }
-    Ok(())
+
+    /// Facts of the data and the run's length.
+    fn of_data(&self, facts: &mut Value) {
+        let (run, dataset) = (&self.settings.run, self.dataset);
+        facts["data"] = match (dataset.has_rows_of_its_own(), dataset.last_of_a_stream(), dataset.loss_floor()) {
+            (true, None, _) => "rows",
+            (true, Some(_), _) => "mixed",
+            (_, _, Some(_)) => "synthetic",
+            _ => "text",
+        }
+        .into();
+        facts["sources"] = if dataset.shares().is_none() { "one" } else { "several" }.into();
+        facts["steps"] = json!(run.max_steps);
+        if self.asked.is_some() && run.epochs.is_some() {
+            facts["ends"] = if self.asked == run.max_steps { "max_steps" } else { "epochs" }.into();
+        }
+    }
+
+    /// Whether max-live-parameters keeps units of a rank's part of the model unsharded for backward.
+    fn of_units(&self, facts: &mut Value) -> Result<()> {
+        let fsdp = &self.settings.fsdp;
+        let Some(max_live) = fsdp.max_live_parameters else { return Ok(()) };
+        let (wrap, limit_all_gathers) = (engine::wrap(fsdp)?, fsdp.limit_all_gathers != Some(false));
+        let sharded = ShardedOptions { max_live, wrap, limit_all_gathers, ..ShardedOptions::default() };
+        facts["kept"] = if sharded.keeps_more(self.sized.of_rank.layouts()) { "more" } else { "none" }.into();
+        Ok(())
+    }
+
+    /// Whether the model would be trained the same without one list of its tuning.
+    fn of_tuning(&self, facts: &mut Value) -> Result<()> {
+        let (decoder, tuning) = (&self.sized.decoder, &self.sized.options.tuning);
+        let learns = |decoder: &Decoder| -> Vec<_> {
+            let segments = decoder.layouts().iter().flat_map(|layout| &layout.segments);
+            segments.map(|s| s.is_trained().then_some((s.decay, s.lr_scale))).collect()
+        };
+        let all = learns(decoder);
+        let (freeze, no_decay, lr_scale) = (&tuning.freeze, &tuning.no_decay, &tuning.lr_scale);
+        for (name, is_empty, without) in [
+            ("freeze", freeze.is_empty(), Tuning { freeze: Vec::new(), ..tuning.clone() }),
+            ("no_decay", no_decay.is_empty(), Tuning { no_decay: Vec::new(), ..tuning.clone() }),
+            ("lr_scale", lr_scale.is_empty(), Tuning { lr_scale: Vec::new(), ..tuning.clone() }),
+        ] {
+            let same = is_empty || learns(&Decoder::tuned(decoder.spec().clone(), &without)?) == all;
+            facts[name] = if same { "same" } else { "other" }.into();
+        }
+        Ok(())
+    }
 }

@@ -1,8 +1,9 @@
 //! Whether a plan fits on this host: memory, GPUs, output files. Never starts a rank.
 use super::carrier::Carrier;
 use super::memory;
+use super::ranks::RankPlan;
 use super::training::Plan;
-use crate::base::{Error, Result, open};
+use crate::base::{Category, Error, Result, open};
 use crate::ckpt;
 use crate::comm::nccl;
 use crate::device::cpu::CpuDevice;
@@ -14,31 +15,37 @@ use std::path::Path;
 /// Called once per host, before any rank starts. On the `first` host creates the checkpoint directory and locks it for
 /// this run as long as the returned lock lives.
 pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
-    match plan.ranks.device {
-        DeviceName::Cuda => gpus(plan)?,
-        _ => host(plan)?,
-    }
+    memory_of(&plan.ranks, &plan.size.planned, LESS_TO_TRAIN)?;
+    fp8(plan)?;
     if first {
         opened(&plan.settings)?;
     }
     plan.settings.checkpoint.ckpt_dir.as_deref().filter(|_| first).map(ckpt::prepare).transpose()
 }
 
+/// What takes less memory than a run that does not fit.
+const LESS_TO_TRAIN: &str =
+    "a smaller model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts";
+
+/// The ranks of this host, which hold `planned` bytes each, fit on it. Otherwise `less` says what to use.
+pub fn memory_of(ranks: &RankPlan, planned: &[(Category, usize)], less: &str) -> Result<()> {
+    match ranks.device {
+        DeviceName::Cuda => gpus(ranks),
+        _ => host(ranks, planned, less),
+    }
+}
+
 /// Every local rank has a GPU, and fits on it if nothing else runs there.
-fn gpus(plan: &Plan) -> Result<()> {
-    let (machine, r) = (Machine::probe()?, &plan.ranks);
+fn gpus(r: &RankPlan) -> Result<()> {
+    let machine = Machine::probe()?;
     if !cuda::has_blas() {
         return Err(cuda::no_blas());
     }
     for local_rank in 0..r.nproc {
         let (index, gpu) = machine.choose(local_rank, r.ranks_per_gpu)?;
         let name = format!("GPU {index} ({})", gpu.name);
-        if let Some(why) = cuda::without_fp8(gpu.arch).filter(|_| plan.engine.tuning.fp8.is_some()) {
-            return Err(Error::input(format!("--precision fp8 on {name}: {why}. Or use --precision bf16")));
-        }
         cuda::fits(&name, r.planned, r.ranks_per_gpu, gpu.bytes, gpu.bytes)?;
     }
-    fp8(plan)?;
     match (r.mesh.world(), r.carrier) {
         (1, _) | (_, Carrier::Ipc) => Ok(()),
         _ => nccl::present(&r.nccl),
@@ -48,10 +55,24 @@ fn gpus(plan: &Plan) -> Result<()> {
 /// cuBLASLt multiplies FP8 only in such sides: others would be computed in bf16, with a cast and no gain.
 const FP8_SIDES: usize = 16;
 
-/// The matrices of every rank of tp have them.
+/// Every local rank has a GPU that multiplies FP8, if that is asked for, and the matrices of every rank of tp have such
+/// sides.
 fn fp8(plan: &Plan) -> Result<()> {
-    let mesh = &plan.ranks.mesh;
-    for rank in (0..mesh.tp).filter(|_| plan.engine.tuning.fp8.is_some()) {
+    let (ranks, mesh) = (&plan.ranks, &plan.ranks.mesh);
+    if plan.engine.tuning.fp8.is_none() || ranks.device != DeviceName::Cuda {
+        return Ok(());
+    }
+    let machine = Machine::probe()?;
+    for local_rank in 0..ranks.nproc {
+        let (index, gpu) = machine.choose(local_rank, ranks.ranks_per_gpu)?;
+        if let Some(why) = cuda::without_fp8(gpu.arch) {
+            let name = &gpu.name;
+            return Err(Error::input(format!(
+                "--precision fp8 on GPU {index} ({name}): {why}. Or use --precision bf16"
+            )));
+        }
+    }
+    for rank in 0..mesh.tp {
         let decoder = plan.engine.decoder(mesh, &mesh.coords(rank))?;
         let mut matrices = decoder.layouts().iter().flat_map(|layout| &layout.segments).filter(|s| s.fp8);
         if let Some(odd) = matrices.find(|s| s.shape.iter().any(|side| !side.is_multiple_of(FP8_SIDES))) {
@@ -65,19 +86,17 @@ fn fp8(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn host(plan: &Plan) -> Result<()> {
+fn host(ranks: &RankPlan, planned: &[(Category, usize)], less: &str) -> Result<()> {
     // On the CPU, device memory is host memory too, and each thread has scratch of its own.
-    let scratch = plan.ranks.threads * CpuDevice::SCRATCH;
-    let (rank, available) = (plan.size.planned.iter().map(|p| p.1).sum::<usize>() + scratch, memory::available());
-    let needed = rank * plan.ranks.nproc;
+    let scratch = ranks.threads * CpuDevice::SCRATCH;
+    let (rank, available) = (planned.iter().map(|p| p.1).sum::<usize>() + scratch, memory::available());
+    let needed = rank * ranks.nproc;
     if available.is_some_and(|available| needed > available) {
         let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
         return Err(Error::input(format!(
-            "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use a \
-            smaller \
-             model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts",
+            "this run needs {:.2} GiB on this host ({} ranks of {:.2} GiB), which has {:.2} GiB available. Use {less}",
             gib(needed),
-            plan.ranks.nproc,
+            ranks.nproc,
             gib(rank),
             gib(available.unwrap_or(0)),
         )));

@@ -11,7 +11,7 @@ pub mod mesh;
 pub mod ranks;
 /// Sequences per step.
 pub mod batch;
-/// The model's shapes.
+/// The model's shapes and its tokenizer.
 pub mod model;
 /// Options of backend zero.
 pub mod zero;
@@ -25,9 +25,11 @@ pub mod engine;
 pub mod knobs;
 /// Bytes per rank.
 pub mod bytes;
-/// Parameters that stay unsharded within a memory budget.
-pub mod live;
-/// Tokenizer and data set.
+/// The engine within a memory budget, and what a rank holds.
+pub mod sized;
+/// The tokenizer and its chat template.
+pub mod tokens;
+/// The data set.
 pub mod data;
 /// Prompts that are sampled at evaluations.
 pub mod prompts;
@@ -54,7 +56,7 @@ pub mod facts;
 /// The whole plan of a training run.
 pub mod training;
 /// What checkpoints, metrics and `--print-config` say of a plan.
-mod record;
+pub mod record;
 /// Available and held memory, from the kernel.
 pub mod memory;
 /// Whether the plan fits on this host.

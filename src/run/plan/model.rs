@@ -1,15 +1,39 @@
-//! The model's shapes, from its directory or the settings; also fills them into the settings. Never builds a model.
+//! The model's shapes, from its directory or the settings, and its tokenizer; also fills both into the settings. Never
+//! builds a model.
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::data::Tokenizer;
 use crate::nn::{Activation, Arch, Experts, Rotary, Scaling, Spec};
+use crate::run::plan::tokens;
 use crate::run::settings::model::ModelSettings;
 use crate::run::settings::value::set;
 use crate::run::settings::{ArchName, Settings};
 use std::path::Path;
 
+/// A model and its tokenizer. A model from nothing takes its vocabulary from the tokenizer; a tokenizer of bytes takes
+/// its own from the model.
+pub struct ModelPlan {
+    pub spec: Spec,
+    pub tokenizer: Tokenizer,
+}
+
+impl ModelPlan {
+    /// Of the settings, which get what they leave open.
+    pub fn new(s: &mut Settings) -> Result<ModelPlan> {
+        let tokenizer = tokens::tokenizer(s);
+        let spec = spec(s, &tokenizer)?;
+        Ok(ModelPlan { tokenizer: tokenizer.for_model(spec.vocab), spec })
+    }
+    /// Of settings that train nothing: there are no sequences that could be too long.
+    pub fn without_data(s: &mut Settings) -> Result<ModelPlan> {
+        has_weights(s)?;
+        s.data.max_len = Some(1);
+        ModelPlan::new(s)
+    }
+}
+
 /// The model's shapes: its directory's, or else the settings'.
-pub fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
+fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
     // Lengths that follow from the data stay within the model's.
     let (max_len, m) = (s.data.max_len.unwrap_or(1), &mut s.model);
     let mut spec = match m.pretrain.clone() {

@@ -87,21 +87,13 @@ pub fn rollouts(s: &Settings) -> Result<Option<Vec<PathBuf>>> {
 
 /// Refuses what an objective cannot do.
 pub fn check(s: &Settings) -> Result<()> {
-    if s.lora.merge.is_none() {
-        rollouts(s)?;
-        rollouts::check(s)?;
-        if s.objective.objective == Some(ObjectiveName::Distill) && s.objective.teacher.is_none() {
-            return Err(Error::input(
-                "--objective distill: there is no teacher to learn from; add --teacher MODEL, a model of the same vocabulary",
-            ));
-        }
-    }
-    if !s.objective.scores() {
-        return Ok(());
-    }
-    match s.checkpoint.save_gguf {
-        Some(_) => Err(Error::input("--objective rm: GGUF files hold language models; remove --save-gguf")),
-        None => Ok(()),
+    rollouts(s)?;
+    rollouts::check(s)?;
+    match s.objective.objective {
+        Some(ObjectiveName::Distill) if s.objective.teacher.is_none() => Err(Error::input(
+            "--objective distill: there is no teacher to learn from; add --teacher MODEL, a model of the same vocabulary",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -6,9 +6,10 @@ use crate::comm::mesh::MeshSizes;
 use crate::engine::EngineOptions;
 use crate::nn::Segment;
 use crate::run::plan::bytes::PlannedRanks;
+use crate::run::plan::model::{self, ModelPlan};
 use crate::run::plan::prompts::{SamplePrompts, sampler_size};
 use crate::run::plan::save::SaveOptions;
-use crate::run::plan::{bytes, data, engine, knobs, mesh, model};
+use crate::run::plan::{bytes, engine, knobs, mesh};
 use crate::run::settings::value::set;
 use crate::run::settings::{DeviceName, Settings};
 
@@ -35,14 +36,13 @@ impl Outline {
         knobs::check(&s)?;
         let nproc = per_node.min(world);
         let (mesh, _) = mesh::sizes(&mut s, device, Some((world, nproc)))?;
-        let tokenizer = data::tokenizer(&mut s);
         // A config.json suffices; where there is none, a run's message says what the directory is instead.
         if s.model.pretrain.as_ref().is_some_and(|dir| !dir.join(hf::FILE).exists()) {
             model::has_weights(&s)?;
         }
         let weights = s.model.pretrain.as_ref().filter(|dir| is_model(dir).is_ok());
         let carried = weights.map_or(Ok(None), |dir| ckpt::carried(dir))?;
-        let spec = model::spec(&mut s, &tokenizer)?;
+        let ModelPlan { spec, tokenizer } = ModelPlan::new(&mut s)?;
         // There is no data that lengths could follow from.
         let longest = s.task.as_ref().and_then(|task| task.max_len).map(|limit| limit.min(spec.max_len));
         s.data.max_len = s.data.max_len.or(longest);

@@ -34,7 +34,7 @@ pub struct SamplePrompts {
 impl SamplePrompts {
     /// None without the flag.
     pub fn read(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Option<SamplePrompts>> {
-        let Some(path) = s.run.sample_prompts.as_ref().filter(|_| !s.only_converts()) else { return Ok(None) };
+        let Some(path) = &s.run.sample_prompts else { return Ok(None) };
         let named = |e| match e {
             Error::Input(text) if !text.starts_with(FLAG) => Error::Input(format!("{FLAG} {text}")),
             other => other,

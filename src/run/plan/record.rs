@@ -1,11 +1,11 @@
 //! What checkpoints, metrics and `--print-config` say of a plan. Never decides anything.
 use super::training::Plan;
-use super::{objective, resume, schedule, split};
-use crate::base::{CATEGORIES, DType, Error, Result};
+use super::{bytes, objective, resume, schedule, split};
+use crate::base::{CATEGORIES, Category, DType, Error, Result};
 use crate::ckpt::TrainerState;
 use crate::comm::MeshSizes;
 use crate::optim::Rule;
-use crate::run::settings::PrecisionName;
+use crate::run::settings::{PrecisionName, Settings};
 use serde_json::{Value, json};
 
 impl Plan {
@@ -84,43 +84,12 @@ impl Plan {
         }
     }
 
-    pub fn mesh_json(&self) -> Value {
-        let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = self.ranks.mesh;
-        let mut mesh = json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp});
-        if ep > 1 {
-            mesh["ep"] = json!(ep);
-        }
-        mesh
-    }
-    pub fn planned_json(&self) -> Value {
-        let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
-            let (_, bytes) = self.size.planned.iter().find(|(c, _)| c == category)?;
-            Some((name.to_string(), json!(bytes)))
-        });
-        let mut map: serde_json::Map<String, Value> = by_name.collect();
-        map.insert("total".into(), json!(self.size.on_device()));
-        Value::Object(map)
-    }
-
-    /// The resolved settings, without null values; names of the hub have their commit.
-    pub fn config_json(&self) -> Value {
-        let mut config = json!(self.settings);
-        for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
-            if let Some(section) = section.as_object_mut() {
-                section.retain(|_, value| !value.is_null());
-            }
-        }
-        self.settings.hub.restore(&mut config);
-        config
-    }
-
-    /// The output of `--print-config`: a file that `--config` accepts, with the plan next to the settings.
+    /// The output of `--print-config`.
     pub fn print(&self) -> Result<String> {
-        let mut config = self.config_json();
-        config["plan"] = json!({
+        let plan = json!({
             "strategy": self.engine.strategy.name(),
             "world_size": self.ranks.mesh.world(),
-            "mesh": self.mesh_json(),
+            "mesh": mesh(&self.ranks.mesh),
             "params": self.size.params,
             "trainable_params": self.size.trainable,
             "steps": self.steps(),
@@ -130,8 +99,47 @@ impl Plan {
             "resume": self.resume.as_ref().map(|r| &r.dir),
             "max_live_parameters": self.live,
             "texts_at_once": self.engine.samples.map(|size| size.texts),
-            "planned_bytes": self.planned_json(),
+            "planned_bytes": planned(&self.size.planned),
         });
-        serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
+        printed(&self.settings, plan)
     }
+}
+
+pub fn mesh(sizes: &MeshSizes) -> Value {
+    let MeshSizes { dp_replicate, dp_shard, sp, tp, ep } = sizes;
+    let mut mesh = json!({"dp_replicate": dp_replicate, "dp_shard": dp_shard, "sp": sp, "tp": tp});
+    if *ep > 1 {
+        mesh["ep"] = json!(ep);
+    }
+    mesh
+}
+
+/// Bytes of a rank, by the names of the categories.
+pub fn planned(bytes: &[(Category, usize)]) -> Value {
+    let by_name = CATEGORIES.iter().filter_map(|(category, name)| {
+        let (_, bytes) = bytes.iter().find(|(c, _)| c == category)?;
+        Some((name.to_string(), json!(bytes)))
+    });
+    let mut map: serde_json::Map<String, Value> = by_name.collect();
+    map.insert("total".into(), json!(bytes::on_device(bytes)));
+    Value::Object(map)
+}
+
+/// The resolved settings, without null values; names of the hub have their commit.
+pub fn config(s: &Settings) -> Value {
+    let mut config = json!(s);
+    for section in config.as_object_mut().into_iter().flat_map(|c| c.values_mut()) {
+        if let Some(section) = section.as_object_mut() {
+            section.retain(|_, value| !value.is_null());
+        }
+    }
+    s.hub.restore(&mut config);
+    config
+}
+
+/// A file that `--config` accepts, with what is planned next to the settings.
+pub fn printed(s: &Settings, plan: Value) -> Result<String> {
+    let mut config = config(s);
+    config["plan"] = plan;
+    serde_saphyr::to_string(&config).map_err(|e| Error::Run(format!("print-config: {e}")))
 }

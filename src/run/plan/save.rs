@@ -6,7 +6,7 @@ use crate::ckpt::{self, Companions};
 use crate::data::Tokenizer;
 use crate::hub::HubName;
 use crate::nn::Spec;
-use crate::run::plan::data;
+use crate::run::plan::tokens;
 use crate::run::settings::checkpoint::CheckpointSettings;
 use crate::run::settings::value::{StepInterval, set};
 use crate::run::settings::{FloatName, GgufName, Settings};
@@ -51,7 +51,7 @@ pub fn companions(s: &Settings, spec: &Spec, source: Option<&Path>, tokenizer: &
     let (files, ends) = (tokenizer.files(), (tokenizer.bos(), tokenizer.eos()));
     let companions = Companions::of(spec, source, files.first().map(|p| p.as_path()))?.with_ends(ends);
     let companions = companions.of_bytes(matches!(tokenizer, Tokenizer::Bytes));
-    data::saved_template(s, tokenizer)?.map_or(Ok(companions.clone()), |text| companions.with_template(&text))
+    tokens::saved_template(s, tokenizer)?.map_or(Ok(companions.clone()), |text| companions.with_template(&text))
 }
 
 /// The model that adapters are of: by its name of the hub, which means the same on other machines, or its path.

@@ -3,20 +3,22 @@
 //! only the token cache: an error leaves every other file unchanged.
 use super::bytes::PlannedRanks;
 use super::data::RunData;
+use super::facts::RunFacts;
+use super::model::{self, ModelPlan};
 use super::profile::Profile;
-use super::prompts::{SamplePrompts, sampler_size};
+use super::prompts::SamplePrompts;
 use super::ranks::RankPlan;
 use super::restarts::Restarts;
 use super::resume::{self, ResumeFrom};
 use super::save::SaveOptions;
+use super::sized::{ModelSize, SizedEngine};
 use super::split::EvalSplit;
-use super::{batch, bytes, check, data, engine, evaluations, facts, knobs, live, model, objective, schedule, wandb};
-use crate::base::{Category, Error, Result};
-use crate::ckpt::{self, Evaluations};
+use super::{batch, bytes, check, data, engine, evaluations, knobs, objective, schedule, tokens, wandb};
+use crate::base::{Error, Result};
+use crate::ckpt::Evaluations;
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, LoaderOptions, Tokenizer};
 use crate::engine::{EngineOptions, SamplerSize};
-use crate::nn::{Decoder, Segment};
 use crate::optim::Schedule;
 use crate::run::settings::hub::HubNames;
 use crate::run::settings::tasks::RunTask;
@@ -49,23 +51,6 @@ pub struct Plan {
     pub profile: Option<Profile>,
     /// What identifies the models that checkpoints do not hold.
     pub models: Map<String, Value>,
-}
-
-/// Parameters, and bytes per rank.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ModelSize {
-    pub params: usize,
-    /// Parameters that are not frozen.
-    pub trainable: usize,
-    /// Bytes of one rank, in the order of [`crate::base::CATEGORIES`].
-    pub planned: Vec<(Category, usize)>,
-}
-
-impl ModelSize {
-    /// Bytes of a rank on its device.
-    pub fn on_device(&self) -> usize {
-        bytes::on_device(&self.planned)
-    }
 }
 
 /// What a plan decides once, as plain values. The rest of it follows from them.
@@ -110,106 +95,54 @@ impl Plan {
         plan.ranks.attempt = attempt;
         Ok(plan)
     }
+    /// Settings that are wrong by themselves are refused first; then come ranks and model, the memory that they take, the
+    /// weights that they start from, and last the data, which takes longest to read.
     fn settle(mut s: Settings, launched: Option<&RankEnv>, data: Option<RunData>) -> Result<Plan> {
         wandb::settle(&mut s)?;
         check::outputs(&s)?;
-        check::conversion(&s)?;
-        if let (Some(before), None) = (&s.run.after, &s.model.pretrain) {
-            s.model.pretrain = Some(stages::weights(before)?);
-        }
+        stages::start(&mut s)?;
         knobs::check(&s)?;
         objective::check(&s)?;
         let save = SaveOptions::new(&s.checkpoint)?;
         let mut ranks = RankPlan::new(&mut s, launched)?;
-        let restarts = Restarts::new(&s)?;
-        check::restarts(&s, &restarts, ranks.nproc, launched)?;
+        check::restarts(&s, &Restarts::new(&s)?, ranks.nproc, launched)?;
         batch::solve(&mut s, &ranks.mesh)?;
-        if s.only_converts() {
-            s.data.max_len = Some(1); // there are no sequences that could be too long
-        }
-        let tokenizer = data::tokenizer(&mut s);
+
         model::has_weights(&s)?;
-        let spec = model::spec(&mut s, &tokenizer)?;
-        let tokenizer = tokenizer.for_model(spec.vocab);
-        let tokenizer = data::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
-        let data = match (s.task.is_some() || s.objective.has_groups()) && !s.only_converts() {
-            true => {
-                // What the model or the machine cannot do is refused before a row is read.
-                let mut trial = s.clone();
-                trial.data.max_len = trial.data.max_len.or(Some(1));
-                engine::options(&trial, ranks.device, &ranks.mesh, spec.clone())?;
-                let mut data = data.map_or_else(|| RunData::open(&s, &tokenizer, &spec), Ok)?;
-                data::fit(&mut s, &spec, &mut data, ranks.mesh.dp_replicate * ranks.mesh.dp_shard)?;
-                s.largest_group = data.train.largest_group();
-                Some(data)
-            }
+        let mut model = ModelPlan::new(&mut s)?;
+        model.tokenizer = tokens::resumed(model.tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
+        let data = match s.task.is_some() || s.objective.has_groups() {
+            true => Some(data::before_sizes(&mut s, &ranks, &model, data)?),
             false => data,
         };
+        let ModelPlan { spec, tokenizer } = model;
         let prompts = SamplePrompts::read(&s, &tokenizer, &spec)?;
-        let engine = engine::options(&s, ranks.device, &ranks.mesh, spec)?;
-        let decoder = Decoder::tuned(engine.spec.clone(), &engine.tuning)?;
-        if engine.tuning.uniform {
-            knobs::uniform(decoder.layouts(), engine::wrap(&s.fsdp)?)?;
-        }
-        let of_rank = engine.decoder(&ranks.mesh, &ranks.mesh.coords(0))?;
-        s.notes.extend(objective::unread_by_peft(&decoder));
-        let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
-        let samples = |most| sampler_size(&s, prompts.as_ref(), &ranks.mesh, most);
-        let engine = live::sampling_within_budget(&s, engine, &samples, |engine: &EngineOptions| {
-            bytes::of_training(&s, engine, &all, save.background)
-        })?;
-        let planned = |live| {
-            let engine = engine::keeping(&s, ranks.device, live, engine.clone())?;
-            bytes::of_training(&s, &engine, &all, save.background)
-        };
-        let live = live::within_budget(&s, ranks.device, of_rank.layouts(), &planned)?;
-        let planned = planned(live)?;
-        let engine = engine::keeping(&s, ranks.device, live, engine)?;
-        let segments = || decoder.layouts().iter().flat_map(|l| &l.segments);
-        let size = ModelSize {
-            params: segments().map(Segment::len).sum(),
-            trainable: segments().filter(|s| s.is_trained()).map(Segment::len).sum(),
-            planned,
-        };
-        ranks.planned = size.on_device();
-        check::room(&s, size.params, size.trainable)?;
-        let resume = resume::find(&s.checkpoint, &engine, &decoder)?;
+        let sized = SizedEngine::new(&s, &ranks, spec, prompts.as_ref(), save.background)?;
+        ranks.planned = sized.size.on_device();
+        check::room(&s, sized.size.params, sized.size.trainable)?;
+
+        let resume = resume::find(&s.checkpoint, &sized.options, &sized.decoder)?;
         let models = objective::models(&s)?;
-        resume.as_ref().map_or(Ok(()), |resume| objective::same_base(&s, resume, &models))?;
-        // Checkpoints of adapters hold only adapters: the base model is always read from its own directory.
-        if let Some(dir) = s.model.pretrain.as_ref().filter(|_| resume.is_none() || engine.tuning.lora.is_some()) {
-            ckpt::inspect_model(dir, &engine.spec, decoder.layouts())?;
-        }
-        if let Some(dir) = &s.lora.merge {
-            ckpt::inspect_adapter(dir, &engine.spec, decoder.layouts())?;
-        }
-        let source = resume.as_ref().map(|r| r.dir.as_path()).or(s.model.pretrain.as_deref());
-        objective::inspect(&s, &engine)?;
-        check::gguf(&s, source, &tokenizer, &engine, ranks.mesh.tp)?;
-        if s.only_converts() {
-            s.data.dataset = Some(vec!["synthetic".into()]); // it reads no data
-            (s.data.dataset_weights, s.data.eval_dataset) = (None, None);
-        }
-        let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &engine.spec), Ok)?;
-        let dataset = &data.train;
-        let split = EvalSplit::new(&s, &ranks.mesh, dataset, resume.as_ref().map(|resume| &resume.state))?;
+        check::weights(&s, &sized, resume.as_ref(), &models)?;
+        let source = resume.as_ref().map(|resume| resume.dir.as_path()).or(s.model.pretrain.as_deref());
+        check::gguf(&s, source, &tokenizer, &sized.options, ranks.mesh.tp)?;
+
+        let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &sized.options.spec), Ok)?;
+        let state = resume.as_ref().map(|resume| &resume.state);
+        let split = EvalSplit::new(&s, &ranks.mesh, &data.train, state)?;
         let evaluated = data.eval.as_ref().map_or_else(|| split.held_out.iter().sum(), |eval| eval.rows());
         evaluations::check_rows(&s, evaluated)?;
         let loader = data::loader(&s, &ranks.mesh, 0, &split.held_out)?;
         let asked = s.run.max_steps;
-        schedule::steps(&mut s, dataset, loader)?;
-        schedule::warmup(&mut s, resume.as_ref().map(|resume| &resume.state))?;
-        if !s.only_converts() {
-            let mut facts = facts::of_ranks(&s, &ranks, launched);
-            facts::of_data(&mut facts, &s, dataset, asked);
-            facts::of_tuning(&mut facts, &decoder, &engine.tuning)?;
-            facts::of_units(&mut facts, &s, &of_rank)?;
-            let mut as_asked = s.clone();
-            as_asked.run.max_steps = asked;
-            s.notes.extend(idle::plan(&as_asked, &facts)?);
-        }
+        schedule::steps(&mut s, &data.train, loader)?;
+        schedule::warmup(&mut s, state)?;
+        s.notes.extend(objective::unread_by_peft(&sized.decoder));
+        let facts = RunFacts { settings: &s, asked, ranks: &ranks, launched, dataset: &data.train, sized: &sized };
+        s.notes.extend(facts.idle()?);
+
+        let SizedEngine { options, live, size, .. } = sized;
         let decided = Decided { settings: s, ranks, size, live, resume, split, prompts, models };
-        let plan = Plan::derive(decided, tokenizer, engine, data)?;
+        let plan = Plan::derive(decided, tokenizer, options, data)?;
         check::profile(&plan.settings, plan.profile.as_ref())?;
         Ok(plan)
     }
@@ -241,13 +174,11 @@ impl Plan {
         s.hub = hub;
         s.largest_group = largest_group;
         s.task = task.map(|task| RunTask { batch: false, ..task });
-        let tokenizer = data::tokenizer(s);
-        let spec = model::spec(s, &tokenizer)?;
-        let tokenizer = tokenizer.for_model(spec.vocab);
+        let ModelPlan { spec, tokenizer } = ModelPlan::new(s)?;
         let engine = engine::options(s, ranks.device, &ranks.mesh, spec)?;
         let engine = engine::keeping(s, ranks.device, decided.live, engine)?;
         let engine = EngineOptions { samples, ..engine };
-        let tokenizer = data::resumed(tokenizer, &s.data, decided.resume.as_ref().map(|r| r.dir.as_path()))?;
+        let tokenizer = tokens::resumed(tokenizer, &s.data, decided.resume.as_ref().map(|r| r.dir.as_path()))?;
         let mut data = RunData::open(s, &tokenizer, &engine.spec)?;
         data::fit(s, &engine.spec, &mut data, 1)?;
         Plan::derive(decided, tokenizer, engine, data)

@@ -1,5 +1,4 @@
-//! What `--wandb-project` requires: a metrics file for the follower to read, and a run that trains. Never starts the
-//! follower.
+//! What `--wandb-project` requires: a metrics file for the follower to read. Never starts the follower.
 use crate::base::{Error, Result};
 use crate::run::settings::Settings;
 use std::path::Path;
@@ -12,9 +11,6 @@ pub fn settle(s: &mut Settings) -> Result<()> {
     if s.wandb.project().is_none() {
         s.notes.push("--wandb-mode disabled: nothing is logged to W&B".into());
         return Ok(());
-    }
-    if s.only_converts() {
-        return Err(Error::input("--wandb-project has no effect here: nothing is trained; remove it"));
     }
     match &s.run.metrics_path {
         Some(path) if path.exists() && !path.is_file() => Err(Error::input(format!(

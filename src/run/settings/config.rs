@@ -21,7 +21,8 @@ use std::path::Path;
 pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     let file = file(cli)?;
     let stages = file.stages()?;
-    let one = cli.files.stage.is_some() || cli.files.writes_text() || stages.is_empty();
+    let trains = !cli.files.writes_text() && !cli.settings.only_converts();
+    let one = !trains || cli.files.stage.is_some() || stages.is_empty();
     let names = if one { vec![cli.files.stage.clone()] } else { stages.into_iter().map(|s| Some(s.0)).collect() };
     names.iter().map(|name| one_run(cli, &file, name.as_deref(), default)).collect()
 }

@@ -16,7 +16,6 @@ use crate::run::settings::defaults::defaults;
 use crate::run::settings::sections::Settings;
 use crate::run::settings::synonyms::nearest;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
 
 /// Name and sections, in file order. A list of `{name: ..., ...}` is accepted too.
 pub fn read(body: &Value) -> std::result::Result<Vec<(String, Value)>, String> {
@@ -140,14 +139,17 @@ pub fn place(s: &mut Settings, names: &[String], index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Where a stage's weights come from: the newest complete checkpoint of the previous stage.
-pub fn weights(before: &Path) -> Result<PathBuf> {
-    ckpt::newest(before)?.ok_or_else(|| {
-        Error::input(format!(
+/// A stage without a model of its own starts from the newest complete checkpoint of the previous stage.
+pub fn start(s: &mut Settings) -> Result<()> {
+    let (Some(before), None) = (&s.run.after, &s.model.pretrain) else { return Ok(()) };
+    s.model.pretrain = ckpt::newest(before)?;
+    match s.model.pretrain {
+        Some(_) => Ok(()),
+        None => Err(Error::input(format!(
             "{}: the previous stage has no checkpoint here; run it first, or remove --stage to run all",
             before.display()
-        ))
-    })
+        ))),
+    }
 }
 
 #[cfg(test)]

@@ -72,6 +72,10 @@ impl RunLog {
     pub fn notes(&self, notes: &[String]) {
         notes.iter().for_each(|note| self.info(note));
     }
+    /// Why the work ended early, in the file alone: on stderr it is the program's last word.
+    pub fn ended(&self, e: &Error) {
+        self.note(if let Error::Signal(_) = e { LogLevel::Info } else { LogLevel::Error }, e);
+    }
     pub fn debug(&self, text: impl Display) {
         self.say(LogLevel::Debug, text);
     }

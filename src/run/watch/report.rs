@@ -7,8 +7,8 @@ use crate::data::{Report, SampleKind, Tokenizer};
 use crate::nn::Checkpointing;
 use crate::optim::Warmup;
 use crate::run::plan::Plan;
-use crate::run::plan::data;
 use crate::run::plan::resume::ResumeFrom;
+use crate::run::plan::tokens;
 use crate::run::settings::args;
 use crate::run::settings::{OffloadName, ShardingName, WrapName};
 use crate::store::Offload;
@@ -155,12 +155,12 @@ fn template(plan: &Plan) -> Result<Option<String>> {
         None if tokenizer.has_trained_template() => "that of the checkpoint",
         None => {
             let chats = d.apply_chat_template == Some(true) || d.multiturn == Some(true);
-            let named = data::tool_use(d, tokenizer).filter(|_| chats).map(|_| data::TOOL_USE);
+            let named = tokens::tool_use(d, tokenizer).filter(|_| chats).map(|_| tokens::TOOL_USE);
             return Ok(
                 named.map(|name| format!("{name} for rows with tools, as in transformers; others: the default one"))
             );
         }
-        Some(_) if data::template(d, tokenizer)?.as_deref() == tokenizer.template(DEFAULT).ok() => return Ok(None),
+        Some(_) if tokens::template(d, tokenizer)?.as_deref() == tokenizer.template(DEFAULT).ok() => return Ok(None),
         Some(given) if given.contains('{') => "as given",
         Some(given) => given,
     };

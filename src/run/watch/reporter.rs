@@ -24,9 +24,9 @@ use crate::data::StepData;
 use crate::device::Device;
 use crate::device::gpu::cuda::Cuda;
 use crate::engine::{PassTimes, StepReport};
-use crate::run::plan::Plan;
 use crate::run::plan::memory;
 use crate::run::plan::resume::ResumeFrom;
+use crate::run::plan::{Plan, record};
 use crate::run::rollouts::measured::SampleMeans;
 use crate::run::settings::DeviceName;
 use crate::run::settings::LogLevel;
@@ -191,13 +191,13 @@ impl<'a> Reporter<'a> {
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, text));
         self.tell_sinks(&Event::Run(&json!({
             "schema": SCHEMA,
-            "config": self.plan.config_json(),
+            "config": record::config(&self.plan.settings),
             "world_size": self.mesh.group(Axis::World).size(),
-            "mesh": self.plan.mesh_json(),
+            "mesh": record::mesh(&self.plan.ranks.mesh),
             "device": device,
             "params": self.plan.size.params,
             "trainable_params": self.plan.size.trainable,
-            "planned_bytes": self.plan.planned_json(),
+            "planned_bytes": record::planned(&self.plan.size.planned),
             "data": self.plan.dataset.report().to_string(),
             "sources": report::sources(self.plan, &[]),
             "eval_data": self.plan.eval.as_ref().map(|eval| eval.report().to_string()),
