@@ -21,35 +21,33 @@ impl Engine {
     /// Evaluates pairs or labeled answers of a preference objective, until [`Engine::end_evaluation`]. Rows that only
     /// pad do not count.
     pub fn evaluate_preferences(&mut self, batches: &[MicroBatch]) -> Result<()> {
-        let Engine { dev, decoder, store, workspace: ws, staging, preference, .. } = self;
-        let Some(preference) = preference else { return Err(Error::op("evaluate", "the objective has no answers")) };
+        let Engine { dev, decoder, store, workspace: ws, staging, objective, .. } = self;
+        let judged = objective.judged().ok_or_else(|| Error::op("evaluate", "the objective has no answers"))?;
         let policy = &mut Policy { dev: &**dev, decoder, store: &mut **store, ws };
-        batches.iter().try_for_each(|batch| preference.evaluate(policy, staging, batch))
+        batches.iter().try_for_each(|batch| judged.evaluate(policy, staging, batch))
     }
     /// The sums over all ranks' answers since the last call.
     pub fn end_evaluation(&mut self) -> Result<PreferenceSums> {
         self.sum_baseline()?;
-        let Some(preference) = &mut self.preference else { return Ok(PreferenceSums::default()) };
-        preference.end_evaluation();
-        let (sums, _) = preference.take_totals();
+        let Some(judged) = self.objective.judged() else { return Ok(PreferenceSums::default()) };
+        judged.end_evaluation();
+        let (sums, _) = judged.take_totals();
         Ok(PreferenceSums::from_array(self.sum("evaluation", sums)?))
     }
 
     /// The baseline of labeled answers, from all micro-batches of a step, before one of them is trained on.
     pub(super) fn set_baseline(&mut self, batches: &[MicroBatch]) -> Result<()> {
-        let Engine { dev, decoder, store, workspace: ws, staging, preference, .. } = self;
-        let Some(preference) = preference else { return Ok(()) };
+        let Engine { dev, decoder, store, workspace: ws, staging, objective, .. } = self;
+        let Some(judged) = objective.judged() else { return Ok(()) };
         let policy = &mut Policy { dev: &**dev, decoder, store: &mut **store, ws };
-        batches.iter().try_for_each(|batch| preference.diverge(policy, staging, batch))?;
+        batches.iter().try_for_each(|batch| judged.diverge(policy, staging, batch))?;
         self.sum_baseline()
     }
     fn sum_baseline(&mut self) -> Result<()> {
-        let Some(preference) = self.preference.as_ref().filter(|preference| preference.has_baseline()) else {
-            return Ok(());
-        };
-        let sums = preference.totals().to_array();
+        let Some(judged) = self.objective.judged().filter(|judged| judged.has_baseline()) else { return Ok(()) };
+        let sums = judged.totals().to_array();
         let sums = PreferenceSums::from_array(self.sum("baseline", sums)?);
-        self.preference.iter_mut().for_each(|preference| preference.set_baseline(&sums));
+        self.objective.judged().into_iter().for_each(|judged| judged.set_baseline(&sums));
         Ok(())
     }
 

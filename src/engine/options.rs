@@ -1,5 +1,5 @@
 //! What an engine trains, and how, as plain values. Never allocates.
-use super::objectives::{Objective, PreferenceLoss, ReferenceModel, TeacherModel, Teaching};
+use super::objectives::{Objective, PreferenceLoss, ReferenceModel, StepObjective, TeacherModel, Teaching};
 use super::sampler::{Sampler, SamplerSize};
 use crate::base::{DType, Error, Result};
 use crate::comm::Mesh;
@@ -117,8 +117,18 @@ impl EngineOptions {
         let decoder = Decoder::split(spec, &tuning, &split)?.at_temperature(self.objective.temperature());
         Sampler::new(&**dev, mesh, decoder, self.strategy.dtype(), size).map(Some)
     }
+    /// What steps minimize, with weights of 0 in other models until they are filled.
+    pub(super) fn step_objective(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<StepObjective> {
+        let judged = self.preference(dev, mesh, split)?;
+        let teacher = self.teacher(dev, mesh, split)?;
+        Ok(match (judged, teacher) {
+            (Some(judged), _) => StepObjective::Judged(Box::new(judged)),
+            (None, Some(teacher)) => StepObjective::Taught(Box::new(teacher)),
+            (None, None) => StepObjective::Tokens,
+        })
+    }
     /// The teacher, if there is one.
-    pub(super) fn teacher(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<TeacherModel>> {
+    fn teacher(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<TeacherModel>> {
         let Some(teaching) = &self.teacher else { return Ok(None) };
         let same = teaching.spec.vocab == self.spec.vocab && !teaching.spec.score;
         if !same || self.objective != Objective::Sft {
@@ -142,12 +152,7 @@ impl EngineOptions {
         )))
     }
     /// What a preference objective needs besides the model; None without one.
-    pub(super) fn preference(
-        &self,
-        dev: &Arc<dyn Device>,
-        mesh: &Mesh,
-        split: &Split,
-    ) -> Result<Option<PreferenceLoss>> {
+    fn preference(&self, dev: &Arc<dyn Device>, mesh: &Mesh, split: &Split) -> Result<Option<PreferenceLoss>> {
         let is_scored = matches!(self.objective, Objective::Rm(_));
         if is_scored != self.spec.score {
             return Err(Error::input(

@@ -5,8 +5,7 @@
 use super::bytes::PlannedRank;
 use super::load::{ExpertLoad, LoadTally};
 use super::objectives::{
-    Objective, ObjectiveMeans, Policy, PreferenceLoss, PreferenceMeans, RolloutMeans, SUMS, StudentMeans, StudentSums,
-    TeacherModel,
+    Policy, PreferenceMeans, RolloutMeans, SUMS, StepMeans, StepObjective, StepTotals, StudentMeans, TeacherModel,
 };
 use super::options::EngineOptions;
 use super::sampler::Sampler;
@@ -21,9 +20,7 @@ use crate::comm::mesh::{Mesh, MeshSizes};
 use crate::comm::{Axis, CommUse, Reduce, Tag};
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, View};
-use crate::nn::{
-    Checkpointing, Decoder, Groups, Layout, Micro, Minimized, ParamStore, Spec, Split, TeacherPass, Tuning, Workspace,
-};
+use crate::nn::{Checkpointing, Decoder, Groups, Layout, Micro, ParamStore, Spec, Split, Tuning, Workspace};
 use crate::optim::{GradNorm, LossScaler, Optimizer, Rule};
 use crate::store::{self, Store, initialize};
 use std::sync::Arc;
@@ -99,12 +96,10 @@ pub struct Engine {
     pub(super) temperature: f32,
     /// With [`EngineOptions::samples`].
     pub(super) sampler: Option<Sampler>,
-    /// For a preference objective.
-    pub(super) preference: Option<PreferenceLoss>,
-    teacher: Option<TeacherModel>,
-    /// f64, to be summed over ranks: two counts, or the objective's sums, or those of samples and their loss.
+    pub(super) objective: StepObjective,
+    /// f64 ([`StepObjective::sums`]), to be summed over ranks.
     pub(super) sums: Buf,
-    /// f64 (1), of which ranks take the largest: the mismatch of samples.
+    /// f64 (1), of which ranks take the largest, if the objective has such a number.
     largest: Option<Buf>,
     numbers: Numbers,
     dropout: Rng,
@@ -178,9 +173,7 @@ impl Engine {
         let split = options.split(&mesh.sizes, &mesh.coords);
         let decoder = options.decoder(&mesh.sizes, &mesh.coords)?;
         let mut store = store::allocate(&*options.strategy, dev.clone(), mesh, decoder.layouts())?;
-        let preference = options.preference(&dev, mesh, &split)?;
-        let samples = options.teacher.as_ref().is_some_and(|teaching| teaching.on_policy);
-        let sums = if preference.is_some() || samples { SUMS } else { 2 };
+        let objective = options.step_objective(&dev, mesh, &split)?;
         let alloc = |len| mesh.group(Axis::Loss).alloc(DType::F64, len, CommUse::Reduced, Category::Other);
         Ok(Engine {
             workspace: decoder.workspace(&*dev, &Groups::of(mesh), &options.workspace(&split))?,
@@ -190,13 +183,12 @@ impl Engine {
             scaler: options.scaler.map(LossScaler::new),
             staging: BatchStaging::new(&*dev, options.tokens, &decoder)?,
             numbers: Numbers::new(&*dev, Numbers::len(&options.rule, decoder.layouts()))?,
-            sums: alloc(sums)?,
+            sums: alloc(objective.sums())?,
             sampler: options.sampler(&dev, mesh)?,
             writer: options.writer(&mesh.sizes, &mesh.coords),
             temperature: options.objective.temperature(),
-            largest: (samples || matches!(options.objective, Objective::Grpo(_))).then(|| alloc(1)).transpose()?,
-            preference,
-            teacher: options.teacher(&dev, mesh, &split)?,
+            largest: objective.has_largest().then(|| alloc(1)).transpose()?,
+            objective,
             dropout: Rng::named(options.seed, "dropout"),
             watchers: Watchers {
                 blocks: options.spec.layers,
@@ -248,10 +240,7 @@ impl Engine {
             let micro = Micro { loss_scale: loss_scale_at, dropout_keys: staged.keys, aux_scale };
             let (decoder, ws) = (&self.decoder, &mut self.workspace);
             let policy = &mut Policy { dev, decoder, store: &mut *self.store, ws };
-            let sequences = match &mut self.preference {
-                Some(preference) => Some(preference.begin(policy, batch, &staged, loss_scale as f64)?),
-                None => None,
-            };
+            let mut minimized = self.objective.begin(dev, policy, batch, &staged, loss_scale as f64)?;
             let mut watched;
             let store: &mut dyn ParamStore = match watchers.any() {
                 true => {
@@ -260,18 +249,9 @@ impl Engine {
                 }
                 false => &mut *self.store,
             };
-            let mut taught = match &mut self.teacher {
-                Some(teacher) => Some(teacher.begin(dev, &staged, batch)?),
-                None => None,
-            };
-            let minimized = match (sequences, &mut taught) {
-                (Some(sequences), _) => Minimized::Sequences(sequences),
-                (None, Some(teacher)) => Minimized::Taught(teacher),
-                (None, None) => Minimized::Tokens,
-            };
-            let between = decoder.train(dev, store, &staged.batch, ws, &micro, minimized)?;
-            taught.map_or(Ok(()), TeacherPass::end)?;
-            self.teacher.as_mut().map_or(Ok(()), |teacher| teacher.end(dev))?;
+            let between = decoder.train(dev, store, &staged.batch, ws, &micro, minimized.minimized())?;
+            minimized.end()?;
+            self.objective.end(dev)?;
             passes.forward += between - started;
             passes.backward += between.elapsed();
         }
@@ -289,30 +269,25 @@ impl Engine {
         timed(dev, timeline, (Lane::Optimizer, "update"), update)?;
         (passes.backward, passes.optimizer) = (passes.backward + (reduced - trained), reduced.elapsed());
         self.passes = passes;
-        match &mut self.preference {
-            Some(preference) => {
-                let (sums, largest) = preference.take_totals();
-                dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut())?;
-                self.reduce_largest(largest)?;
-                self.reduce("loss", SUMS)
-            }
-            None => {
-                self.workspace.move_loss(dev, self.sums.view_mut().slice(0..1))?;
-                let Some(of) = self.teacher.as_mut().and_then(TeacherModel::take_totals) else {
-                    return self.reduce("loss", 1);
-                };
-                let sums = [of.entropy, of.tokens];
-                dev.upload(bytemuck::cast_slice(&sums), self.sums.view_mut().slice(1..1 + sums.len()))?;
-                self.reduce_largest(of.mismatch)?;
-                self.reduce("loss", 1 + sums.len())
-            }
-        }
+        self.reduce_totals()
     }
-    fn reduce_largest(&mut self, largest: f64) -> Result<()> {
-        let Some(buf) = &mut self.largest else { return Ok(()) };
-        self.dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
-        let ticket = self.mesh.group(Axis::Loss).all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
-        self.mesh.group(Axis::Loss).wait(ticket)
+    /// Reduces the objective's totals over ranks.
+    fn reduce_totals(&mut self) -> Result<()> {
+        let (dev, StepTotals { sums, count, largest }) = (&*self.dev, self.objective.take_totals());
+        let first = usize::from(self.objective.has_device_loss());
+        if first > 0 {
+            self.workspace.move_loss(dev, self.sums.view_mut().slice(0..first))?;
+        }
+        if count > 0 {
+            dev.upload(bytemuck::cast_slice(&sums[..count]), self.sums.view_mut().slice(first..first + count))?;
+        }
+        if let Some(buf) = &mut self.largest {
+            dev.upload(bytemuck::bytes_of(&largest), buf.view_mut())?;
+            let ticket =
+                self.mesh.group(Axis::Loss).all_reduce(Tag::new("mismatch", 0), buf.view_mut(), Reduce::Max)?;
+            self.mesh.group(Axis::Loss).wait(ticket)?;
+        }
+        self.reduce("loss", first + count)
     }
 
     /// Waits for the step: the only host synchronization. Downloads the loss and the norm, and `extra` along with them.
@@ -327,15 +302,9 @@ impl Engine {
             (Some(more), None) | (None, Some(more)) => self.dev.download_all(&mut [norm, sum, more])?,
             (Some(most), Some(extra)) => self.dev.download_all(&mut [norm, sum, most, extra])?,
         }
-        let ([loss, entropy, tokens, ..], [grad_norm], [mismatch]) = (sums, grad_norm, largest);
-        let mean = loss / step.tokens() as f64;
-        let of = StudentSums { entropy, tokens, mismatch };
-        let (preference, rollouts) = match self.preference.as_ref().map(|loss| loss.means(sums, mismatch)) {
-            Some(ObjectiveMeans::Answers(means)) => (Some(means), None),
-            Some(ObjectiveMeans::Rollouts(means)) => (None, Some(means)),
-            None => (None, None),
-        };
-        let student = self.teacher.as_ref().and_then(|teacher| teacher.means(of, mean));
+        let ([grad_norm], [largest]) = (grad_norm, largest);
+        let loss = sums[0] / step.tokens() as f64;
+        let StepMeans { preference, rollouts, student } = self.objective.means(sums, largest, loss);
         let experts = self.load.take(&*self.dev, &mut self.workspace)?;
         let skipped = !grad_norm.is_finite();
         if !skipped {
@@ -346,17 +315,7 @@ impl Engine {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(!skipped);
         }
-        Ok(StepReport {
-            loss: mean,
-            preference,
-            rollouts,
-            student,
-            experts,
-            grad_norm,
-            skipped,
-            loss_scale: scale,
-            stuck,
-        })
+        Ok(StepReport { loss, preference, rollouts, student, experts, grad_norm, skipped, loss_scale: scale, stuck })
     }
 
     /// The decoder of texts that are sampled.
@@ -380,12 +339,12 @@ impl Engine {
 
     /// The frozen reference model and its store, to load weights into.
     pub fn reference(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
-        self.preference.as_mut()?.reference()
+        self.objective.judged()?.reference()
     }
 
     /// The teacher and its store, to load weights into.
     pub fn teacher(&mut self) -> Option<(&Decoder, &mut dyn Store)> {
-        self.teacher.as_mut().map(TeacherModel::model)
+        self.objective.teacher().map(TeacherModel::model)
     }
 
     /// Weights and optimizer state, shard by shard, for checkpoints.

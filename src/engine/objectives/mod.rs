@@ -12,19 +12,20 @@ mod reference; // the frozen reference model
 mod teaching; // distillation
 mod students; // samples that a teacher corrects
 mod preference; // a micro-batch of answers, from reference to backward
+mod step; // what the engine's loop minimizes
 
 pub use dpo::Dpo;
 pub use grpo::{Grpo, GrpoLoss};
 pub use kto::Kto;
 pub use objective::{Objective, StepCounts};
-pub(super) use preference::{ObjectiveMeans, Policy, PreferenceLoss};
+pub(super) use preference::{Policy, PreferenceLoss};
 pub(super) use reference::FrozenModel;
 pub use reference::ReferenceModel;
 pub use rm::Rm;
 pub(super) use sequences::Sequences;
+pub(super) use step::{StepObjective, StepTotals};
 pub use students::StudentMeans;
-pub(super) use students::StudentSums;
-pub(super) use sums::SUMS;
 pub use sums::{PreferenceMeans, PreferenceSums, RolloutMeans};
+pub(super) use sums::{SUMS, StepMeans};
 pub(super) use teaching::TeacherModel;
 pub use teaching::Teaching;

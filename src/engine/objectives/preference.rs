@@ -4,7 +4,7 @@ use super::objective::Objective;
 use super::reference::{FrozenModel, ReferenceModel};
 use super::rollouts::Rollouts;
 use super::sequences::Sequences;
-use super::sums::{PreferenceMeans, PreferenceSums, RolloutMeans, SUMS};
+use super::sums::{PreferenceSums, SUMS, StepMeans};
 use crate::base::{Error, Result};
 use crate::comm::Mesh;
 use crate::data::MicroBatch;
@@ -42,12 +42,6 @@ enum Compared {
 enum Judge {
     Sequences(Box<Sequences>),
     Rollouts(Box<Rollouts>),
-}
-
-/// What is known of a step, over all ranks.
-pub(in crate::engine) enum ObjectiveMeans {
-    Answers(PreferenceMeans),
-    Rollouts(RolloutMeans),
 }
 
 pub(in crate::engine) struct PreferenceLoss {
@@ -150,6 +144,9 @@ impl PreferenceLoss {
         }
     }
 
+    pub fn has_rollouts(&self) -> bool {
+        matches!(self.judge, Judge::Rollouts(_))
+    }
     /// The loss of labeled answers, which needs a baseline.
     pub fn has_baseline(&self) -> bool {
         matches!(&self.judge, Judge::Sequences(sequences) if sequences.kto().is_some())
@@ -172,10 +169,11 @@ impl PreferenceLoss {
         }
     }
     /// From the sums and the largest number over all ranks.
-    pub fn means(&self, sums: [f64; SUMS], largest: f64) -> ObjectiveMeans {
+    pub fn means(&self, sums: [f64; SUMS], largest: f64) -> StepMeans {
+        let none = StepMeans::default();
         match &self.judge {
-            Judge::Sequences(_) => ObjectiveMeans::Answers(PreferenceSums::from_array(sums).means()),
-            Judge::Rollouts(rollouts) => ObjectiveMeans::Rollouts(rollouts.means(sums, largest)),
+            Judge::Sequences(_) => StepMeans { preference: Some(PreferenceSums::from_array(sums).means()), ..none },
+            Judge::Rollouts(rollouts) => StepMeans { rollouts: Some(rollouts.means(sums, largest)), ..none },
         }
     }
 }

@@ -1,4 +1,6 @@
 //! Sums and means over pairs, labeled answers, or sampled tokens. Never computes a loss.
+use super::students::StudentMeans;
+
 /// Numbers of a step that are summed over ranks.
 pub(in crate::engine) const SUMS: usize = 8;
 
@@ -121,4 +123,12 @@ impl RolloutMeans {
             logprob_mismatch: mismatch,
         }
     }
+}
+
+/// What is known of a step over all ranks.
+#[derive(Default)]
+pub(in crate::engine) struct StepMeans {
+    pub preference: Option<PreferenceMeans>,
+    pub rollouts: Option<RolloutMeans>,
+    pub student: Option<StudentMeans>,
 }

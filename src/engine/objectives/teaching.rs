@@ -58,6 +58,10 @@ impl TeacherModel {
     pub fn model(&mut self) -> (&Decoder, &mut dyn Store) {
         (&self.model.decoder, &mut *self.model.store)
     }
+    /// Micro-batches are samples of the student.
+    pub fn corrects_samples(&self) -> bool {
+        self.samples.is_some()
+    }
     /// Runs the teacher up to its head.
     pub fn begin<'a>(
         &'a mut self,

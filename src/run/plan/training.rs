@@ -95,8 +95,8 @@ impl Plan {
         plan.ranks.attempt = attempt;
         Ok(plan)
     }
-    /// Settings that are wrong by themselves are refused first; then come ranks and model, the memory that they take, the
-    /// weights that they start from, and last the data, which takes longest to read.
+    /// Settings that are wrong by themselves are refused first; then come ranks and model, the memory that they take,
+    /// the weights that they start from, and last the data, which takes longest to read.
     fn settle(mut s: Settings, launched: Option<&RankEnv>, data: Option<RunData>) -> Result<Plan> {
         wandb::settle(&mut s)?;
         check::outputs(&s)?;
