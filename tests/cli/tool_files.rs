@@ -230,6 +230,12 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
         ("type: alpaca", "type: gpteacher", ["datasets[0].type", "alpaca, chat_template or completion"]),
         ("type: alpaca", "split: 'train[:5%]'", ["datasets[0].split", "--max-samples"]),
         ("type: alpaca", "shards: 4", ["datasets[0].shards", "has no equivalent"]),
+        (
+            "type: alpaca",
+            "type: chat_template\n    chat_template: chatml\n  - path: more.jsonl\n    type: chat_template",
+            ["datasets[0] and datasets[1]", "rendered by one template"],
+        ),
+        ("fp16:", "excess_length_strategy: drop\nfp16:", ["excess_length_strategy drop", "cut and counted"]),
         ("fp16:", "fp17:", ["unknown key fp17", "fp16"]),
         ("weight_decay: 0.0", "rl: orpo", ["--rl orpo", "dpo, kto"]),
         ("pad_token", "eos_token", ["special_tokens.eos_token", "tokenizer"]),
@@ -377,6 +383,8 @@ fn llama_factory_finds_its_data_sets_by_name() {
     let other = LLAMA_FACTORY.replace("stage: sft", "stage: sft\nmask_history: true\nlora_alpha: 3");
     let (read, _) = plan(&dir, "lf.yaml", &other, chat);
     has(&read, &[("lora.alpha", json!(3.0)), ("data.multiturn", json!(false))]);
+    let ranked = LLAMA_FACTORY.replace("finetuning_type: lora", "finetuning_type: full");
+    refused(&dir, "lf.yaml", &ranked, &["lora_rank", "finetuning_type full trains all parameters"]);
     let full = LLAMA_FACTORY.replace("finetuning_type: lora\nlora_rank: 4\nlora_target: all", "finetuning_type: full");
     let (read, _) = plan(&dir, "lf.yaml", &full, chat);
     has(&read, &[("data.multiturn", json!(true))]);

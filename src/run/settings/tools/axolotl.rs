@@ -13,6 +13,7 @@ enum RowKind {
 }
 
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
+    same_template(&tree, out)?;
     let pairs = tree.get("rl").is_some_and(|rl| !rl.is_null()) || tree.get("reward_model") == Some(&json!(true));
     for (key, value) in &tree {
         match key.as_str() {
@@ -74,6 +75,29 @@ fn template(tree: &FileTree, value: &Value, out: &mut Rewriting) -> Result<()> {
             Ok(())
         }
         None => Err(out.refuse("chat_template", value, own)),
+    }
+}
+
+/// All conversations are rendered by one template: Axolotl has one for each data set, where it says so.
+fn same_template(tree: &FileTree, out: &Rewriting) -> Result<()> {
+    let lists = ["datasets", "test_datasets"].into_iter().filter_map(|list| Some((list, tree.get(list)?.as_array()?)));
+    let sets =
+        lists.flat_map(|(list, sets)| sets.iter().enumerate().map(move |(i, set)| (format!("{list}[{i}]"), set)));
+    let template = |set: &Value| {
+        let of = |from: &dyn Fn(&str) -> Value| {
+            let name = from("chat_template");
+            let text = if name == "jinja" { from("chat_template_jinja") } else { Value::Null };
+            (!name.is_null() && name != "tokenizer_default").then_some((name, text))
+        };
+        of(&|key| set[key].clone()).or_else(|| of(&|key| tree.get(key).cloned().unwrap_or_default()))
+    };
+    let mut chats = sets.filter(|(_, set)| has_chats(set)).map(|(at, set)| (at, template(set)));
+    let Some((first, one)) = chats.next() else { return Ok(()) };
+    match chats.find(|(_, other)| *other != one) {
+        Some((at, _)) => Err(out.fault(format!(
+            "{first} and {at} have different values of chat_template: all data sets are rendered by one template"
+        ))),
+        None => Ok(()),
     }
 }
 
