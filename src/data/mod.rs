@@ -64,7 +64,7 @@ pub use reader::{RowFiles, each_row};
 pub use recipe::{Drop, Outcome, Recipe, TokenizedRow};
 pub use report::Report;
 pub use shapes::Shape;
-pub use sweep::PROMPTS;
+pub use sweep::{PROMPTS, create_held, open_held};
 pub use synthetic::Synthetic;
 pub use template::{ChatTemplate, Conversation, Rendered};
 pub use tokenizer::Tokenizer;

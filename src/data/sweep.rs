@@ -4,6 +4,7 @@ use crate::base::open;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -56,7 +57,57 @@ fn remove_unused(path: &Path) -> bool {
     free && fs::remove_file(path).is_ok()
 }
 
+/// Creates the file at `path`, which nobody sweeps as long as it is open.
+pub fn create_held(path: &Path) -> io::Result<File> {
+    loop {
+        let file = File::create(path)?;
+        flock(&file, FlockOperation::LockShared)?;
+        // It may have been swept before it was locked.
+        if is_at(&file, path) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Opens the file at `path`, if there is one, which nobody sweeps as long as it is open.
+pub fn open_held(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    // Without file locks nothing tells which files are in use.
+    let _ = flock(&file, FlockOperation::LockShared);
+    is_at(&file, path).then_some(file)
+}
+
 /// Whether the file at `path` is still `file`.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
     file.metadata().is_ok_and(|held| fs::metadata(path).is_ok_and(|named| open::is_same(&held, &named)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// As where two runs that sample start in one cache directory.
+    #[test]
+    fn a_file_that_is_created_while_others_sweep_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    sweep(dir.path(), 0);
+                }
+            });
+            let lost = (0..2000u64).filter(|i| {
+                let path = dir.path().join(format!("{PROMPTS}{i:016x}.partial"));
+                let held = create_held(&path).unwrap();
+                let there = fs::rename(&path, path.with_extension("jsonl")).is_ok();
+                drop(held);
+                !there
+            });
+            let lost = lost.count();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(lost, 0);
+        });
+    }
 }

@@ -8,7 +8,7 @@ use super::sweep;
 use super::words::TokenWords;
 use crate::base::{Error, Result};
 use crate::device::{IGNORE, mapped::MappedFile};
-use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -156,12 +156,7 @@ impl TokenFile {
 
     /// `None` if there is no such file, or it is incomplete.
     pub(super) fn open(path: &Path, key: u64) -> Option<TokenFile> {
-        let file = File::open(path).ok()?;
-        // Without file locks nothing tells which files are in use. A file that was removed meanwhile is treated as
-        // absent.
-        let _ = flock(&file, FlockOperation::LockShared);
-        let file = sweep::is_at(&file, path).then_some(file)?;
-        TokenFile::of(file, path, key).ok()?
+        TokenFile::of(sweep::open_held(path)?, path, key).ok()?
     }
     /// `None` if the file is incomplete.
     pub(super) fn of(mut file: File, path: &Path, key: u64) -> Result<Option<TokenFile>> {

@@ -11,18 +11,18 @@ pub mod rewards;
 /// What is known of a step's samples.
 pub mod measured;
 mod kept; // samples between updates
-mod program; // rewards of other programs
+/// Rewards of other programs.
+pub mod program;
 mod schema; // JSON schemas
 
 use crate::base::{Error, Result};
-use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer};
+use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer, create_held, open_held};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, PromptEncoder, SkippedRows};
 use crate::run::settings::Settings;
 use crate::run::settings::hub::without_weight;
 use crate::run::settings::value::set;
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -152,8 +152,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
     let rewards = rewards::Rewards::new(s)?;
     let count = longest(s)?;
     let io = |e| Error::io("write", own, e);
-    let mut held = File::create(own).map_err(io)?;
-    flock(&held, FlockOperation::LockShared).map_err(|e| io(e.into()))?;
+    let mut held = create_held(own).map_err(io)?;
     let mut out = BufWriter::new(&held);
     let mut hash = Xxh3::new();
     let (mut index, mut shortest, mut skipped) = (0, usize::MAX, SkippedRows::default());
@@ -189,11 +188,11 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
     }
     let path = dir.join(format!("{PROMPTS}{:016x}.jsonl", hash.digest()));
     // Its tokens are cached by when it was written.
-    let there = File::open(&path).ok().filter(|file| flock(file, FlockOperation::LockShared).is_ok() && path.exists());
-    let kept = match there {
+    let kept = match open_held(&path) {
         Some(file) => {
+            let removed = fs::remove_file(own); // nobody else does while it is held
             held = file;
-            fs::remove_file(own)
+            removed
         }
         None => fs::rename(own, &path),
     };
