@@ -44,6 +44,15 @@ impl SamplerSize {
         let longest = prompts.map(|prompt| (prompt + count).min(max_len)).max().unwrap_or(count);
         ((longest - count).max(1), count)
     }
+    /// For what either is for.
+    pub fn or_larger(self, other: SamplerSize) -> SamplerSize {
+        SamplerSize {
+            rows: self.rows.max(other.rows),
+            longest: self.longest.max(other.longest),
+            pages: self.pages.max(other.pages),
+            texts: self.texts.max(other.texts),
+        }
+    }
     /// For prompts of up to `prompt` tokens with texts of up to `count`, `texts` at once that have no page in common.
     pub fn of_many(prompt: usize, count: usize, texts: usize) -> SamplerSize {
         let longest = prompt + count;

@@ -27,7 +27,7 @@ use model::{TextModel, WeightPlan};
 use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
 use serde_json::json;
 use std::io::{BufWriter, ErrorKind, Write};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The word that stands for standard input.
@@ -202,7 +202,7 @@ impl AskedPrompts {
         encoder: &PromptEncoder,
     ) -> Result<AskedPrompts> {
         let (mut all, mut number, mut skipped) = (AskedPrompts::default(), 0, SkippedRows::default());
-        prompts::read("--generate", Path::new(path), field, &mut |row| {
+        prompts::read("--generate", &[PathBuf::from(path)], field, &mut |row| {
             let ids = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
             all.prompts.extend(ids.map(|ids| (number, ids)));
             number += 1;

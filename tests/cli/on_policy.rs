@@ -65,6 +65,61 @@ fn rewards_rise_and_samples_are_those_of_the_policy() {
     assert!(twice[0]["reward_mean"] == twice[1]["reward_mean"]);
 }
 
+/// Prompts that are not trained on are judged before the first step, at intervals and at the end; what a text is worth
+/// does not depend on the mesh, and evaluating changes no weight.
+#[test]
+fn other_prompts_are_judged_at_evaluations() {
+    let dir = with_prompts(32);
+    let long = "a prompt that is longer than any that is trained on: ".repeat(2);
+    let rows = (0..5).map(|i| format!("{}\n", json!({"prompt": format!("{long}{i}"), "answer": i})));
+    fs::write(dir.path("other.jsonl"), rows.collect::<String>()).unwrap();
+    let flags = "--lr 0.02 --max-steps 4 --max-positions 256 --nproc-per-node 1 --batch-size 4";
+    let evaluated = format!("{flags} --eval-dataset other.jsonl --eval-every 2 --eval-on-start");
+    let alone = train(&dir, &evaluated, &["regex:[a-z]", "length:2"]);
+    let of = |event: &str| events(&dir.path("m.jsonl"), event);
+    let (evals, samples) = (of("eval"), of("samples"));
+    assert_eq!(evals.iter().map(|eval| eval["step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 2, 4]);
+    for (eval, samples) in evals.iter().zip(&samples) {
+        let texts = samples["samples"].as_array().unwrap();
+        let mean = texts.iter().map(|text| number(text, "reward")).sum::<f64>() / 5.0;
+        let parts = ["regex:[a-z]", "length:2"].map(|name| number(&eval["rewards"], name));
+        assert_eq!((texts.len(), &eval["prompts"]), (5, &json!(5)));
+        assert!(
+            (number(eval, "reward_mean") - mean).abs() < 1e-6 && (parts[0] + parts[1] - mean).abs() < 1e-6,
+            "{eval}"
+        );
+        let written: f64 = texts.iter().map(|text| number(text, "tokens")).sum();
+        assert!((number(eval, "completion_mean") - written / 5.0).abs() < 1e-9 && written <= 20.0, "{eval}");
+    }
+    let text = |samples: &[Value]| -> Vec<Value> { samples.iter().map(|event| event["samples"].clone()).collect() };
+    let texts = text(&samples);
+    let split = evaluated.replace("--nproc-per-node 1 --batch-size 4", "--nproc-per-node 2 --batch-size 2");
+    train(&dir, &split, &["regex:[a-z]", "length:2"]);
+    assert_eq!(text(&of("samples")), texts, "on two ranks");
+    let unwatched = train(&dir, flags, &["regex:[a-z]", "length:2"]);
+    let losses = |steps: &[Value]| steps.iter().map(|step| number(step, "grad_norm")).collect::<Vec<_>>();
+    assert_eq!(losses(&unwatched), losses(&alone));
+    // A program that fails ends the run by name, after the steps before it are saved.
+    let fails = "while read -r line; do case $line in *other*|*longer*) exit 3;; esac; echo 1; done";
+    let ended = run(
+        &dir,
+        &[
+            &evaluated.replace(" --eval-on-start", " --ckpt-dir ck").split(' ').collect::<Vec<_>>()[..],
+            &["--reward", fails],
+        ]
+        .concat(),
+    );
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(
+        ended.status.code() == Some(1) && said.contains("step 2: ") && said.contains("other.jsonl: line 1, sample 0"),
+        "{said}"
+    );
+    assert!(dir.path("ck/step-00000002").is_dir(), "{said}");
+    let refused = run(&dir, &["--reward", "number", "--eval-dataset", "none.jsonl"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("--eval-dataset none.jsonl"), "{said}");
+}
+
 #[test]
 fn samples_do_not_depend_on_the_mesh_and_can_be_recorded() {
     let dir = with_prompts(16);

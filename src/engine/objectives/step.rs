@@ -20,6 +20,7 @@ pub(in crate::engine) enum StepObjective {
 }
 
 /// The objective of one micro-batch.
+#[allow(clippy::large_enum_variant)] // on the stack, because a step allocates nothing
 pub(in crate::engine) enum MicroObjective<'a> {
     Tokens,
     Taught(TeacherPass<'a>),

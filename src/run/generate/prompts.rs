@@ -152,14 +152,14 @@ impl SkippedRows {
     }
 }
 
-/// Passes on the prompts in the rows at `path`, which `flag` names, in order, until one is the last.
+/// Passes on the prompts in the rows at `paths`, which `flag` names, in order, until one is the last.
 pub fn read(
     flag: &str,
-    path: &Path,
+    paths: &[PathBuf],
     field: PromptField,
     more: &mut dyn FnMut(Result<PromptRow>) -> Result<bool>,
 ) -> Result<()> {
-    let read = each(&[path.to_path_buf()], field, &mut |prompt| match more(prompt)? {
+    let read = each(paths, field, &mut |prompt| match more(prompt)? {
         true => Ok(()),
         false => Err(Error::Reported), // ends the reader
     });

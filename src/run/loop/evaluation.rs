@@ -5,7 +5,10 @@ use crate::data::{Loader, LoaderOptions, SampleKind, StepData};
 use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
 use crate::run::generate::ends::{TextEnds, stops};
 use crate::run::plan::Plan;
-use crate::run::plan::prompts::SamplePrompts;
+use crate::run::plan::prompts::{JudgedRow, SamplePrompt, SamplePrompts};
+use crate::run::rollouts::measured::{self, Judged, OwnSamples, RewardMeans};
+use crate::run::rollouts::program::JudgedSample;
+use crate::run::rollouts::rewards::Rewards;
 use crate::run::watch::{Evaluated, PromptSample};
 use std::sync::Arc;
 
@@ -62,13 +65,20 @@ impl HeldOut {
     }
 }
 
-/// What continues the prompts of `--sample-prompts`.
+/// What continues the prompts of `--sample-prompts`, or of `--eval-dataset`, and judges these.
 pub struct PromptSampler<'a> {
     plan: &'a Plan,
     given: &'a SamplePrompts,
     prompts: Vec<Prompt>,
     sampling: Sampling,
     ends: TextEnds,
+    rewards: Option<Rewards>,
+}
+
+/// A text after each prompt, and the means of their rewards.
+pub struct PromptSamples {
+    pub texts: Vec<PromptSample>,
+    pub rewards: Option<RewardMeans>,
 }
 
 impl<'a> PromptSampler<'a> {
@@ -83,28 +93,65 @@ impl<'a> PromptSampler<'a> {
             // The same numbers at each evaluation: what differs is the model.
             sampling: s.generate.sampling(plan.engine.seed)?,
             ends: TextEnds::new(s, stops(s, &plan.tokenizer)?),
+            rewards: given.are_judged().then(|| Rewards::new(s)).transpose()?,
         }))
     }
-    /// A text after each prompt. Collective.
-    pub fn sample(&self, engine: &mut Engine) -> Result<Vec<PromptSample>> {
+    /// Of the model after `step`. The inner error is one of all ranks, after which they can go on together: there is no
+    /// reward, or `stop` has a signal. Collective.
+    pub fn sample(
+        &mut self,
+        engine: &mut Engine,
+        step: u64,
+        stop: &mut dyn FnMut() -> Option<i32>,
+    ) -> Result<Result<PromptSamples>> {
         let (tokenizer, SamplePrompts { rows, count, .. }) = (&self.plan.tokenizer, self.given);
         let next = &mut |of: &Sampled| self.ends.is_open(tokenizer, of.ids);
         let texts = engine.sample_shared(&self.prompts, *count, &self.sampling, next)?;
-        let sample = |of: SampledText| PromptSample {
+        let sample = |of: &SampledText| PromptSample {
             prompt: rows[of.prompt].shown.clone(),
             text: self.ends.text(tokenizer, &of.ids),
             finish: if of.ended { "stop" } else { "length" },
             tokens: of.ids.len(),
+            reward: None,
         };
-        Ok(texts.into_iter().map(sample).collect())
+        let mut written: Vec<PromptSample> = texts.iter().map(sample).collect();
+        let Some(rewards) = &mut self.rewards else { return Ok(Ok(PromptSamples { texts: written, rewards: None })) };
+        // All ranks have all texts: one of them judges.
+        let (dev, mesh) = (engine.device().clone(), engine.mesh().clone());
+        let judged = (mesh.rank() == 0).then(|| judge(rewards, rows, (&texts, &written), step, stop)).transpose();
+        let own = judged.map(|judged| {
+            let judged = judged?;
+            written.iter_mut().zip(&judged.sums).for_each(|(text, &reward)| text.reward = Some(reward));
+            Some(OwnSamples::of(&texts, &judged))
+        });
+        let means = measured::share(&*dev, &mesh, rewards.names(), own, [0.0; 2])?;
+        Ok(means.map(|means| PromptSamples { texts: written, rewards: Some(rewards.means(&means)) }))
     }
+}
+
+/// The rewards of the texts of these rows.
+fn judge(
+    rewards: &mut Rewards,
+    rows: &[SamplePrompt],
+    (texts, written): (&[SampledText], &[PromptSample]),
+    step: u64,
+    stop: &mut dyn FnMut() -> Option<i32>,
+) -> Result<Judged> {
+    let samples = texts.iter().zip(written).filter_map(|(text, PromptSample { prompt, text: words, .. })| {
+        let JudgedRow { place, fields } = rows[text.prompt].judged.as_ref()?;
+        let (ids, sample) = (&text.ids[..], text.sample);
+        Some(JudgedSample { row: fields, place, sample, step, prompt, text: words, ids })
+    });
+    let judged = rewards.judge(&samples.collect::<Vec<_>>(), stop)?;
+    rewards.end_step(step)?;
+    Ok(judged)
 }
 
 /// Prompts and texts to print at the end: those of the last evaluation, or held-out text with the model's continuation.
 /// None without --sample. Collective.
 pub fn sample(plan: &Plan, engine: &mut Engine, samples: &[PromptSample]) -> Result<Option<String>> {
     let run = &plan.settings.run;
-    if plan.prompts.is_some() {
+    if plan.prompts.as_ref().is_some_and(|prompts| !prompts.are_judged()) {
         let block = |of: &PromptSample| block("", &of.prompt, &of.text);
         return Ok(Some(samples.iter().map(block).collect()).filter(|_| run.sample == Some(true)));
     }

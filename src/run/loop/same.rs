@@ -67,7 +67,7 @@ const REMEDIES: [(&str, &str); 7] = [
     (PROGRAM, "install the same binary on all hosts"),
     ("data", "copies of --dataset on different hosts must be identical"),
     ("eval_data", "copies of --eval-dataset on different hosts must be identical"),
-    ("sample_prompts", "copies of --sample-prompts on different hosts must be identical"),
+    ("sample_prompts", "copies of --sample-prompts, or of prompts to evaluate, on different hosts must be identical"),
     ("tokenizer", "copies of --tokenizer on different hosts must be identical"),
     ("model", "copies of --pretrain on different hosts must be identical"),
     ("resume", "all hosts must use the same --ckpt-dir, on a shared file system"),

@@ -1,7 +1,7 @@
 //! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
 use super::agree::{Agreement, Vote};
 use super::context::RankContext;
-use super::evaluation::{self, HeldOut, PromptSampler};
+use super::evaluation::{self, HeldOut, PromptSampler, PromptSamples};
 use super::export;
 use super::load::{self, LoadedRun};
 use super::reference;
@@ -166,7 +166,7 @@ impl<'a> Trainer<'a> {
             self.tracer.phase(batch.step, "sample");
             let stops = &mut self.stops;
             if let Err(e) = sampler.sample(&mut self.engine, &mut batch, &mut || stops.pending())? {
-                return self.stop_unjudged(e);
+                return self.stop_unjudged(batch.step, e);
             }
             for what in sampler.take_repeated() {
                 self.watch.say(LogLevel::Warn, format_args!("step {}: {what}; it was started again", batch.step));
@@ -177,8 +177,8 @@ impl<'a> Trainer<'a> {
         self.report(batch, &step, &report, &agreed)
     }
 
-    /// Saves what was learned before the samples that have no reward, and returns why. Collective.
-    fn stop_unjudged(&mut self, why: Error) -> Result<()> {
+    /// Saves what was learned before the samples of `step` that have no reward, and returns why. Collective.
+    fn stop_unjudged(&mut self, step: u64, why: Error) -> Result<()> {
         let done = self.position.step;
         if let Error::Signal(signal) = why {
             self.watch.say(LogLevel::Info, format_args!("signal {signal}: stopping after step {done}"));
@@ -186,7 +186,7 @@ impl<'a> Trainer<'a> {
         if done > self.began.step {
             self.save(false)?;
         }
-        Err(match at_step(done + 1, why) {
+        Err(match at_step(step, why) {
             Error::Run(text) => Error::Agreed(text),
             other => other,
         })
@@ -364,13 +364,23 @@ impl<'a> Trainer<'a> {
         Ok(is_best == Some(true))
     }
 
-    /// Continues the prompts of --sample-prompts.
+    /// Continues the prompts of --sample-prompts, or those of --eval-dataset, and judges the texts of these.
     fn sample_prompts(&mut self) -> Result<()> {
-        let (step, Some(prompts)) = (self.position.step, &self.prompts) else { return Ok(()) };
+        let (step, Some(prompts)) = (self.position.step, &mut self.prompts) else { return Ok(()) };
         let started = Instant::now();
         self.tracer.phase(step, "sample");
-        self.samples = prompts.sample(&mut self.engine).map_err(|e| at_step(step, e))?;
-        self.watch.sampled(step, &self.samples, started.elapsed().as_secs_f64())
+        let stops = &mut self.stops;
+        let sampled = prompts.sample(&mut self.engine, step, &mut || stops.pending()).map_err(|e| at_step(step, e))?;
+        let PromptSamples { texts, rewards } = match sampled {
+            Ok(sampled) => sampled,
+            Err(e) => return self.stop_unjudged(step, e),
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        if let Some(means) = rewards {
+            self.watch.rewarded(step, &means, texts.len(), seconds)?;
+        }
+        self.samples = texts;
+        self.watch.sampled(step, &self.samples, seconds)
     }
 
     /// `--patience` is over.

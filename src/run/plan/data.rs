@@ -152,7 +152,9 @@ impl RunData {
         let setting = if recorded.is_some() { "rollouts" } else { "dataset" };
         let rollouts = prompts.as_ref().map(|prompts| vec![prompts.path.clone()]).or(recorded);
         let sources = rollouts.map_or_else(|| sources(d), |paths| Ok(vec![(paths, 1.0)]))?;
-        let eval: Option<Vec<PathBuf>> = d.eval_dataset.as_ref().map(|paths| paths.iter().map(PathBuf::from).collect());
+        // Where samples are judged, these are prompts (`SamplePrompts`).
+        let eval = d.eval_dataset.as_ref().filter(|_| !s.objective.is_rewarded());
+        let eval: Option<Vec<PathBuf>> = eval.map(|paths| paths.iter().map(PathBuf::from).collect());
         if eval.iter().flatten().any(|path| path == Path::new("synthetic")) {
             return Err(Error::input(
                 "`eval_dataset: synthetic`: its rows would be those of training; remove it, and the run evaluates \

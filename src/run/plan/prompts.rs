@@ -1,18 +1,18 @@
-//! `--sample-prompts`: the prompts that the model in training continues at each evaluation, read before anything
-//! starts. Never runs a model.
+//! The prompts that the model in training continues at each evaluation, read before anything starts: those of
+//! `--sample-prompts`, or of `--eval-dataset` in a run that learns from rewards, which judge them. Never runs a model.
 use super::data;
 use crate::base::{Error, Result};
 use crate::comm::MeshSizes;
-use crate::data::Tokenizer;
+use crate::data::{JsonRow, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, PromptEncoder, PromptField, PromptRow};
 use crate::run::rollouts;
+use crate::run::rollouts::rewards::Rewards;
 use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use serde::{Deserialize, Serialize};
-
-const FLAG: &str = "--sample-prompts";
+use std::path::PathBuf;
 
 /// A row of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -20,6 +20,14 @@ pub struct SamplePrompt {
     /// For people, without a template.
     pub shown: String,
     pub tokens: Vec<u32>,
+    pub judged: Option<JudgedRow>,
+}
+
+/// What rewards read of a prompt's row, and where it is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JudgedRow {
+    pub place: String,
+    pub fields: JsonRow,
 }
 
 /// The prompts, and the maximum number of tokens that continue each.
@@ -34,25 +42,42 @@ pub struct SamplePrompts {
 impl SamplePrompts {
     /// None without the flag.
     pub fn read(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Option<SamplePrompts>> {
-        let Some(path) = &s.run.sample_prompts else { return Ok(None) };
+        let rewards = s.objective.is_rewarded().then(|| Rewards::new(s)).transpose()?;
+        let (flag, paths, field) = match (&s.run.sample_prompts, &s.data.eval_dataset, &rewards) {
+            (Some(path), ..) => ("--sample-prompts", vec![path.clone()], PromptField::Known),
+            (None, Some(paths), Some(_)) => {
+                ("--eval-dataset", paths.iter().map(PathBuf::from).collect(), prompts::field(s)?)
+            }
+            _ => return Ok(None),
+        };
         let named = |e| match e {
-            Error::Input(text) if !text.starts_with(FLAG) => Error::Input(format!("{FLAG} {text}")),
+            Error::Input(text) if !text.starts_with(flag) => Error::Input(format!("{flag} {text}")),
             other => other,
         };
         let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
         let mut rows = Vec::new();
         let push = &mut |row: Result<PromptRow>| {
             let row = row?;
-            rows.push(SamplePrompt { shown: row.shown(tokenizer), tokens: encoder.encode(&row)? });
+            let (shown, tokens) = (row.shown(tokenizer), encoder.encode(&row)?);
+            let PromptRow { place, fields, .. } = row;
+            let judged = |rewards: &Rewards| {
+                rewards.check_row(&fields, &place)?;
+                Ok(JudgedRow { fields: rewards.read_of(fields), place })
+            };
+            rows.push(SamplePrompt { shown, tokens, judged: rewards.as_ref().map(judged).transpose()? });
             Ok(true)
         };
-        prompts::read(FLAG, path, PromptField::Known, push).map_err(named)?;
+        prompts::read(flag, &paths, field, push).map_err(named)?;
         let most = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?;
         let lengths = rows.iter().map(|row: &SamplePrompt| row.tokens.len());
         let (longest, count) = SamplerSize::fitted(lengths, most, spec.max_len);
         Ok(Some(SamplePrompts { rows, longest, count }))
     }
 
+    /// Their texts are judged.
+    pub fn are_judged(&self) -> bool {
+        self.rows.iter().any(|row| row.judged.is_some())
+    }
     /// How much a rank samples at once: its share of the prompts, or `most` texts.
     fn size(&self, mesh: &MeshSizes, most: usize) -> SamplerSize {
         let own = self.rows.len().div_ceil(mesh.dp_replicate * mesh.dp_shard);
@@ -68,8 +93,9 @@ pub fn sampler_size(
     mesh: &MeshSizes,
     most: Option<usize>,
 ) -> Result<Option<SamplerSize>> {
-    match prompts {
-        Some(prompts) => Ok(Some(prompts.size(mesh, most.unwrap_or(rollouts::TEXTS)))),
-        None => rollouts::size(s, most),
-    }
+    let of_prompts = prompts.map(|prompts| prompts.size(mesh, most.unwrap_or(rollouts::TEXTS)));
+    Ok(match (of_prompts, rollouts::size(s, most)?) {
+        (Some(one), Some(other)) => Some(one.or_larger(other)),
+        (one, other) => one.or(other),
+    })
 }

@@ -1,5 +1,4 @@
 //! What is known of a step's samples before they are trained on, over all ranks. Never judges one.
-use super::rewards::Judged;
 use crate::base::Result;
 use crate::comm::exchange::Exchange;
 use crate::comm::{Axis, Mesh};
@@ -7,6 +6,15 @@ use crate::device::Device;
 use crate::engine::SampledText;
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+/// What samples were judged to be worth.
+#[derive(Debug, PartialEq)]
+pub struct Judged {
+    /// The weighted sum of all rewards, by sample.
+    pub sums: Vec<f32>,
+    /// The sum over all samples, by reward.
+    pub by_reward: Vec<f64>,
+}
 
 /// Of the samples of all ranks.
 #[derive(Serialize, Clone, Debug, PartialEq)]
@@ -26,6 +34,19 @@ pub struct SampleMeans {
     /// The longest that a rank sampled, and that it waited for rewards.
     pub sample_time_s: f64,
     pub reward_time_s: f64,
+}
+
+/// Of judged texts of prompts that are not trained on.
+#[derive(Serialize, Clone, Debug, PartialEq)]
+pub struct RewardMeans {
+    /// The weighted sum of all rewards.
+    pub reward_mean: f64,
+    /// Each reward, without its weight.
+    pub rewards: BTreeMap<String, f64>,
+    /// Tokens of a text.
+    pub completion_mean: f64,
+    /// Share of the texts that a limit of their length cut.
+    pub completion_cut: f64,
 }
 
 /// Sums over a rank's samples.

@@ -1,4 +1,5 @@
 //! Rewards of samples: built-in checkers, and the sum of several. Never samples, and never trains.
+use super::measured::{Judged, RewardMeans, SampleMeans};
 use super::program::{JudgedSample, RewardProgram};
 use super::schema::JsonSchema;
 use crate::base::{Error, Result, open, quote};
@@ -31,15 +32,6 @@ enum RewardKind {
 pub struct Rewards {
     all: Vec<(f64, RewardKind)>,
     names: Vec<String>,
-}
-
-/// What samples were judged to be worth.
-#[derive(Debug, PartialEq)]
-pub struct Judged {
-    /// The weighted sum of all rewards, by sample.
-    pub sums: Vec<f32>,
-    /// The sum over all samples, by reward.
-    pub by_reward: Vec<f64>,
 }
 
 impl Rewards {
@@ -80,6 +72,13 @@ impl Rewards {
         };
         let all = names.iter().zip(weights).map(|(name, weight)| Ok((weight, kind(name)?)));
         Ok(Rewards { all: all.collect::<Result<_>>()?, names: names.to_vec() })
+    }
+    /// The means of rewards, of samples of which these are known.
+    pub fn means(&self, of: &SampleMeans) -> RewardMeans {
+        let each = self.all.iter().zip(&self.names);
+        let reward_mean = each.map(|((weight, _), name)| weight * of.rewards.get(name).unwrap_or(&0.0)).sum();
+        let &SampleMeans { completion_mean, completion_cut, .. } = of;
+        RewardMeans { reward_mean, rewards: of.rewards.clone(), completion_mean, completion_cut }
     }
     /// The rewards as the settings have them.
     pub fn names(&self) -> &[String] {

@@ -1,9 +1,9 @@
 //! The samples of a step: drawn from the policy, judged, recorded, and put where there was room for them. Never updates
 //! a weight.
 use super::kept::{self, DrawnGroup, DrawnSample};
-use super::measured::{self, OwnSamples, SampleMeans};
+use super::measured::{self, Judged, OwnSamples, SampleMeans};
 use super::program::JudgedSample;
-use super::rewards::{Judged, Rewards};
+use super::rewards::Rewards;
 use super::{files, longest};
 use crate::base::{Error, Result};
 use crate::comm::exchange::Exchange;

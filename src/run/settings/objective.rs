@@ -145,7 +145,11 @@ impl ObjectiveSettings {
     }
     /// The run samples what it learns from.
     pub fn samples(&self) -> bool {
-        self.is_grpo() && self.reward.is_some() || self.on_policy == Some(true)
+        self.is_rewarded() || self.on_policy == Some(true)
+    }
+    /// Samples of the policy are judged.
+    pub fn is_rewarded(&self) -> bool {
+        self.is_grpo() && self.reward.is_some()
     }
     /// Rows are groups of samples.
     pub fn has_groups(&self) -> bool {

@@ -95,7 +95,13 @@ pub fn imply(requested: &Value, defaults: &mut Value) -> Option<RunTask> {
     ];
     let (mut taken, mut kept) = (Vec::new(), Vec::new());
     let (warms, adaptive) = (given("optim", "warmup_steps"), requested["optim"]["optimizer"] != "sgd");
-    let applies = |key: &str| !(warms && key == "warmup_ratio" || key == "lr" && !adaptive);
+    let evaluates = objective != "grpo" || given("data", "eval_dataset");
+    let applies = |key: &str| match key {
+        "warmup_ratio" => !warms,
+        "lr" => adaptive,
+        "eval_on_start" => evaluates,
+        _ => true,
+    };
     for (section, key, value) in values.into_iter().filter(|(_, key, _)| applies(key)) {
         if given(section, key) {
             kept.push(key.to_string());

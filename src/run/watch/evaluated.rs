@@ -82,6 +82,9 @@ pub struct PromptSample {
     /// `stop`, or `length` if a limit cut it.
     pub finish: &'static str,
     pub tokens: usize,
+    /// Where texts are judged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward: Option<f32>,
 }
 
 /// Losses of the evaluated rows, of all ranks.

@@ -75,6 +75,7 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         lines.push(("", format!("and {} more data sets (--metrics-path lists all)", sources.len() - SOURCES)));
     }
     lines.extend(plan.eval.iter().map(|eval| ("eval", eval.report().to_string())));
+    lines.extend(judged(plan).map(|text| ("eval", text)));
     lines.extend(unevaluated(plan).map(|text| ("eval", text)));
     lines.extend(task(plan).map(|text| ("defaults", text)));
     if let Err(why) = plan.tokenizer.usable() {
@@ -127,6 +128,14 @@ fn unevaluated(plan: &Plan) -> Option<String> {
         _ => format!("{rows} rows are too few to hold some out"),
     };
     Some(format!("none: {why}. Name rows that are not trained on with --eval-dataset"))
+}
+
+/// The prompts whose texts are judged at evaluations.
+fn judged(plan: &Plan) -> Option<String> {
+    let prompts = plan.prompts.as_ref().filter(|prompts| prompts.are_judged())?;
+    let paths = plan.settings.data.eval_dataset.as_deref().unwrap_or_default().join(", ");
+    let plural = if prompts.rows.len() == 1 { "" } else { "s" };
+    Some(format!("{} prompt{plural} of {paths}: rewards of a text after each", prompts.rows.len()))
 }
 
 /// The task whose defaults apply, and what it decided.

@@ -27,12 +27,12 @@ use crate::engine::{PassTimes, StepReport};
 use crate::run::plan::memory;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::plan::{Plan, record};
-use crate::run::rollouts::measured::SampleMeans;
+use crate::run::rollouts::measured::{RewardMeans, SampleMeans};
 use crate::run::settings::DeviceName;
 use crate::run::settings::LogLevel;
 use crate::run::trace::ProfileReport;
 use crate::run::trace::summary::Summary;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
@@ -334,6 +334,21 @@ impl<'a> Reporter<'a> {
         }
         self.restart_clock();
         Ok(())
+    }
+
+    /// The prompts of --eval-dataset were continued by the model after `step`, and their texts judged.
+    pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64) -> Result<()> {
+        let each = means.rewards.iter().filter(|_| means.rewards.len() > 1);
+        let each: String = each.map(|(name, mean)| format!("  {name} {mean:.4}")).collect();
+        let (reward, tokens) = (means.reward_mean, means.completion_mean);
+        let line = format_args!("eval  step {step}  reward {reward:.4}{each}  tokens {tokens:.1}  prompts {prompts}");
+        self.say(LogLevel::Info, line);
+        let mut event = json!({"step": step, "loss": null, "perplexity": null, "tokens": null, "prompts": prompts});
+        if let (Some(event), Value::Object(means)) = (event.as_object_mut(), json!(means)) {
+            event.extend(means);
+        }
+        (event["seconds"], event["best"]) = (json!(seconds), Value::Null);
+        self.tell_sinks(&Event::Eval(&event))
     }
 
     /// The prompts of --sample-prompts were continued, by the model after `step`.
