@@ -49,9 +49,10 @@ pub fn rope<T: Float>(op: Rope) -> Result<()> {
             let head = &mut head[..shape.rotated];
             match shape.pairs {
                 RotaryPairs::Halves => {
+                    // Not by index: each element's bounds check would keep the loop scalar.
                     let (a, b) = head.split_at_mut(half);
-                    for i in 0..half {
-                        turn_pair(&mut a[i], &mut b[i], cos[i], sign * sin[i]);
+                    for ((a, b), (c, s)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+                        turn_pair(a, b, *c, sign * s);
                     }
                 }
                 RotaryPairs::Adjacent => {
