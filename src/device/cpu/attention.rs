@@ -1,7 +1,7 @@
 //! Attention over whole documents, forward and backward. Never multiplies or sums over keys itself (`tile`).
 //!
-//! Documents and key/value heads are independent, so threads may share a call by ranges of key/value heads, each with
-//! its own scratch: results do not depend on how they are divided.
+//! Documents and key/value heads are independent, so threads take pairs of both, each with its own scratch: results do
+//! not depend on how they are divided.
 use super::gemm::panels::{PanelFloat, TokenRows};
 use super::simd::{Level, sum};
 use super::tile::{self, AttentionScratch, Group, GroupGradients, HeadRows, Mask, Shared, To};
@@ -36,8 +36,17 @@ struct HeadLayout<'a> {
 impl HeadLayout<'_> {
     /// First row and length of each document.
     fn documents(&self) -> impl Iterator<Item = (usize, usize)> {
-        let first = self.documents.iter().enumerate().filter(|(row, of)| of[0] as usize == *row);
-        first.map(|(row, of)| (row, of[1] as usize - row))
+        let first = std::iter::successors(self.documents.first(), |of| self.documents.get(of[1] as usize));
+        first.map(|&[start, end]| (start as usize, (end - start) as usize))
+    }
+    /// Pairs of a document and a key/value head.
+    fn pairs(&self) -> usize {
+        self.documents().count() * self.shape.kv_heads
+    }
+    /// A pair's document, as in `documents`, and head.
+    fn pair(&self, pair: usize) -> ((usize, usize), usize) {
+        let heads = self.shape.kv_heads;
+        (self.documents().nth(pair / heads).unwrap_or_default(), pair % heads)
     }
     fn mask(&self, len: usize) -> Mask<'_> {
         Mask::Causal { past: 0, len, window: if self.shape.window == 0 { usize::MAX } else { self.shape.window } }
@@ -74,23 +83,24 @@ impl<'a, T: PanelFloat> WholeForward<'a, T> {
             lse: Shared::new(op.lse.host(OP)?),
         })
     }
-    /// Computes these key/value heads' share.
+    /// Pairs of a document and a key/value head.
+    pub fn pairs(&self) -> usize {
+        self.layout.pairs()
+    }
+    /// Computes one of them.
     ///
     /// # Safety
-    /// No other call at the same time has one of these heads.
-    pub unsafe fn heads(&self, level: Level, scratch: &mut AttentionScratch, kv_heads: Range<usize>) {
+    /// No other call at the same time has this pair.
+    pub unsafe fn pair(&self, level: Level, scratch: &mut AttentionScratch, pair: usize) {
         let (l, a) = (&self.layout, &self.layout.shape);
-        for (start, len) in l.documents() {
-            for kv in kv_heads.clone() {
-                let columns = l.columns(kv);
-                let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
-                let out = HeadRows { to: To::Assign(&self.o), at: start * a.width() + columns[0], row: a.width() };
-                let (mask, lse_at) = (l.mask(len), kv * l.group() * l.n + start);
-                let group = Group { shape: a, queries, keys, values, mask, out, lse: &self.lse, lse_at, apart: l.n };
-                // SAFETY: only this call has these heads, and they are disjoint.
-                unsafe { tile::forward(level, scratch, &group) }
-            }
-        }
+        let ((start, len), kv) = l.pair(pair);
+        let columns = l.columns(kv);
+        let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
+        let out = HeadRows { to: To::Assign(&self.o), at: start * a.width() + columns[0], row: a.width() };
+        let (mask, lse_at) = (l.mask(len), kv * l.group() * l.n + start);
+        let group = Group { shape: a, queries, keys, values, mask, out, lse: &self.lse, lse_at, apart: l.n };
+        // SAFETY: only this call has this document's rows of these heads.
+        unsafe { tile::forward(level, scratch, &group) }
     }
 }
 
@@ -120,32 +130,12 @@ impl<'a, T: Float> DeltaRows<'a, T> {
     /// No other call at the same time has one of these rows.
     #[inline(always)]
     pub unsafe fn rows(&self, rows: Range<usize>) {
-        let heads = 0..self.shape.heads;
-        // SAFETY: upheld by the caller.
-        unsafe { row_sums(&self.shape, heads, rows, self.rows, self.o, self.d_o, &self.delta) }
-    }
-}
-
-/// `delta` = row sums of `d_o * o`, for these heads of these of `n` rows.
-///
-/// # Safety
-/// Nothing else accesses these elements of `delta`.
-#[inline(always)]
-unsafe fn row_sums<T: Float>(
-    a: &AttentionShape,
-    heads: Range<usize>,
-    rows: Range<usize>,
-    n: usize,
-    o: &[T],
-    d_o: &[T],
-    delta: &Shared<f32>,
-) {
-    for i in rows {
-        for head in heads.clone() {
+        let a = &self.shape;
+        for (i, head) in rows.flat_map(|i| (0..a.heads).map(move |head| (i, head))) {
             let at = i * a.width() + head * a.head_dim;
-            let (o, d_o) = (&o[at..][..a.head_dim], &d_o[at..][..a.head_dim]);
+            let (o, d_o) = (&self.o[at..][..a.head_dim], &self.d_o[at..][..a.head_dim]);
             // SAFETY: upheld by the caller.
-            let delta = unsafe { &mut delta.range(head * n + i, 1)[0] };
+            let delta = unsafe { &mut self.delta.range(head * self.rows + i, 1)[0] };
             *delta = sum(
                 [o, d_o],
                 #[inline(always)]
@@ -155,73 +145,60 @@ unsafe fn row_sums<T: Float>(
     }
 }
 
-/// A checked backward pass, for any division by key/value heads.
+/// A checked backward pass, for any division by pairs of a document and a key/value head, after [`DeltaRows`].
 pub struct WholeBackward<'a, T> {
     layout: HeadLayout<'a>,
     qkv: &'a [T],
-    o: &'a [T],
     d_o: &'a [T],
     lse: &'a [f32],
-    delta: Shared<'a, f32>,
+    delta: &'a [f32],
     dqkv: Shared<'a, T>,
 }
 
 impl<'a, T: PanelFloat> WholeBackward<'a, T> {
-    pub fn new(op: AttentionBackward<'a>) -> Result<WholeBackward<'a, T>> {
+    pub fn new(op: &'a mut AttentionBackward<'_>) -> Result<WholeBackward<'a, T>> {
         const OP: &str = AttentionBackward::OP;
         let n = op.check()?;
         Ok(WholeBackward {
             layout: HeadLayout { shape: op.shape, documents: documents(OP, op.documents, n)?, n },
             qkv: op.qkv.host(OP)?,
-            o: op.o.host(OP)?,
             d_o: op.d_o.host(OP)?,
             lse: op.lse.host(OP)?,
-            delta: Shared::new(op.delta.host(OP)?),
-            dqkv: Shared::new(op.dqkv.host(OP)?),
+            delta: op.delta.as_view().host(OP)?,
+            dqkv: Shared::new(op.dqkv.reborrow().host(OP)?),
         })
     }
-    /// Computes these key/value heads' share.
+    /// Pairs of a document and a key/value head.
+    pub fn pairs(&self) -> usize {
+        self.layout.pairs()
+    }
+    /// Computes one of them.
     ///
     /// # Safety
-    /// No other call at the same time has one of these heads.
-    pub unsafe fn heads(&self, level: Level, scratch: &mut AttentionScratch, kv_heads: Range<usize>) {
+    /// No other call at the same time has this pair.
+    pub unsafe fn pair(&self, level: Level, scratch: &mut AttentionScratch, pair: usize) {
         let (l, a) = (&self.layout, &self.layout.shape);
-        let (group, first) = (l.group(), kv_heads.start);
-        let heads = first * group..kv_heads.end * group;
-        // SAFETY: only this call accesses these heads' elements.
-        let delta = unsafe {
-            level.run(
-                #[inline(always)]
-                || row_sums(a, heads.clone(), 0..l.n, l.n, self.o, self.d_o, &self.delta),
-            );
-            &*self.delta.range(heads.start * l.n, heads.len() * l.n)
+        let ((start, len), kv) = l.pair(pair);
+        let columns = l.columns(kv);
+        let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
+        let [d_queries, d_keys, d_values] =
+            columns.map(|column| HeadRows { to: To::Assign(&self.dqkv), at: start * a.row() + column, row: a.row() });
+        let stats = kv * l.group() * l.n + start;
+        let group = GroupGradients {
+            shape: a,
+            queries,
+            keys,
+            values,
+            d_out: l.rows(self.d_o, a.width(), (start, len), columns[0]),
+            mask: l.mask(len),
+            lse: &self.lse[stats..],
+            delta: &self.delta[stats..],
+            apart: l.n,
+            d_queries,
+            d_keys,
+            d_values,
         };
-        for (start, len) in l.documents() {
-            for kv in kv_heads.clone() {
-                let columns = l.columns(kv);
-                let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
-                let [d_queries, d_keys, d_values] = columns.map(|column| HeadRows {
-                    to: To::Assign(&self.dqkv),
-                    at: start * a.row() + column,
-                    row: a.row(),
-                });
-                let group = GroupGradients {
-                    shape: a,
-                    queries,
-                    keys,
-                    values,
-                    d_out: l.rows(self.d_o, a.width(), (start, len), columns[0]),
-                    mask: l.mask(len),
-                    lse: &self.lse[kv * group * l.n + start..],
-                    delta: &delta[(kv - first) * group * l.n + start..],
-                    apart: l.n,
-                    d_queries,
-                    d_keys,
-                    d_values,
-                };
-                // SAFETY: only this call has these heads, and they are disjoint.
-                unsafe { tile::backward(level, scratch, &group) }
-            }
-        }
+        // SAFETY: only this call has this document's rows of these heads.
+        unsafe { tile::backward(level, scratch, &group) }
     }
 }

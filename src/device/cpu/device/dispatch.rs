@@ -94,8 +94,6 @@ impl Device for CpuDevice {
         distill_part(DistillPart) logits => distill::part;
     }
     by_heads! {
-        attention(Attention) => attention::WholeForward;
-        attention_backward(AttentionBackward) => attention::WholeBackward;
         attention_pass(AttentionPass) => ring::PassForward;
         attention_pass_backward(AttentionPassBackward) => ring::PassBackward;
     }
@@ -217,6 +215,27 @@ impl Device for CpuDevice {
         self.rows(op, &|op| floats!(self, op.qkv.dtype(), T => rope::qk_norm_rope_backward::<T, false>(op)))
     }
 
+    fn attention(&self, op: Attention) -> Result<()> {
+        let bytes = op.qkv.bytes();
+        types!(op.qkv.dtype(), T => {
+            let pass = attention::WholeForward::<T>::new(op)?;
+            // SAFETY: each pair is run once.
+            self.each(pass.pairs(), bytes, &|scratch, pair| unsafe { pass.pair(self.level, scratch, pair) });
+            Ok(())
+        })
+    }
+    fn attention_backward(&self, mut op: AttentionBackward) -> Result<()> {
+        op.check()?;
+        let AttentionBackward { shape, o, lse, d_o, ref mut delta, ref mut sums, .. } = op;
+        self.attention_delta(AttentionDelta { shape, o, lse, d_o, delta: delta.reborrow(), sums: sums.reborrow() })?;
+        let bytes = op.qkv.bytes();
+        types!(op.qkv.dtype(), T => {
+            let pass = attention::WholeBackward::<T>::new(&mut op)?;
+            // SAFETY: as above.
+            self.each(pass.pairs(), bytes, &|scratch, pair| unsafe { pass.pair(self.level, scratch, pair) });
+            Ok(())
+        })
+    }
     fn attention_ranges(&self, op: AttentionRanges) -> Result<()> {
         ring::ranges(op)
     }

@@ -81,6 +81,14 @@ impl CpuDevice {
         // SAFETY: `parts` makes parts that do not overlap.
         self.parts((x.len(), LINE, x.bytes()), &|_, part| run(part.clone(), unsafe { x.part(part) }))
     }
+    /// Runs attention for `0..n` one by one. A thread that is done with one takes the next, since their sizes differ.
+    pub(super) fn each(&self, n: usize, bytes: usize, run: &(dyn Fn(&mut AttentionScratch, usize) + Sync)) {
+        let run = |thread: usize, number| run(&mut lock(&self.attention[thread]), number);
+        match self.worth(bytes) {
+            1 => (0..n).for_each(|number| run(0, number)),
+            _ => self.pool.run(n, &run),
+        }
+    }
     /// Runs attention for parts of the key/value heads.
     pub(super) fn heads(
         &self,
