@@ -1,8 +1,8 @@
 //! How threads share a product: by rows of the result, or by columns where it has more of them, so that the larger
 //! operand is read and packed once by all threads together. Never multiplies.
 use super::{CpuDevice, lock};
-use crate::cpu::divide::{Columns, Divisible, LINE, LowerHalf};
-use crate::cpu::gemm::{self, GemmScratch};
+use crate::cpu::divide::{Columns, Divisible, LowerHalf};
+use crate::cpu::gemm::{self, GemmScratch, panels::COLUMNS};
 use crate::epilogue;
 use crate::ops::{Gemm, GemmShape, GemmThen, Grouped, GroupedGemm};
 use flatshard_base::{Error, Result};
@@ -16,7 +16,7 @@ impl CpuDevice {
     {
         let run = |thread: usize, op| run(&mut lock(&self.gemm[thread]), op);
         match columns {
-            true => self.rows_on(LINE, Columns(op), &|thread, Columns(op)| run(thread, op)),
+            true => self.rows_on(COLUMNS, Columns(op), &|thread, Columns(op)| run(thread, op)),
             false => self.rows_on(self.panel(), op, &run),
         }
     }
