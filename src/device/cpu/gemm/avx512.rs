@@ -36,7 +36,7 @@ fn pairs(bits: __m512i) -> __m512bh {
 }
 
 macro_rules! block {
-    ($element:ty, $features:literal, $steps:literal, $multiply_add:expr) => {
+    ($element:ty, $features:literal, $steps:literal, $in_place:literal, $multiply_add:expr) => {
         impl Block<$element> for Dot {
             /// 12 rows x 2 vectors of sums, 2 vectors of B and one broadcast of A: 27 of 32 registers, with 14 loads
             /// for 24 products.
@@ -44,6 +44,7 @@ macro_rules! block {
             const STEPS: usize = $steps;
             const PACKED_A: usize = 384 << 10;
             const CHUNK: usize = $steps;
+            const IN_PLACE: bool = $in_place;
 
             #[target_feature(enable = $features)]
             unsafe fn multiply(&self, a: *const $element, b: *const $element, steps: usize, out: *mut f32, add: bool) {
@@ -114,7 +115,7 @@ unsafe fn sums<E>(
     }
 }
 
-// Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from L2 at 15 bytes per cycle; the packed rows of A,
-// 384 KB, stay in it.
-block!(bf16, "avx512f,avx512bf16", 32, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
-block!(f32, "avx512f", 64, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
+// Panels of A and B (bf16 24 and 64 KB, f32 48 and 128 KB) stream from L2 at 15 bytes per cycle; 384 KB of rows of A
+// stay in it. Rows of bf16 take as long where they are as packed.
+block!(bf16, "avx512f,avx512bf16", 32, false, |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
+block!(f32, "avx512f", 64, true, |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));

@@ -11,6 +11,8 @@ pub(in crate::cpu) trait Block<E> {
     const PACKED_A: usize;
     /// Steps of a panel of B that stay in L1 while all panels of A pass.
     const CHUNK: usize;
+    /// Whether rows of A that are whole steps of the panels' dtype are multiplied where they are.
+    const IN_PLACE: bool = false;
     /// `out (ROWS, 32) = A B` over `steps` steps, in the layout of [`super::pack`]. Assigns, or adds.
     ///
     /// # Safety

@@ -20,6 +20,7 @@ impl<E, K: Block<E>> Block<E> for Skip<K> {
     const STEPS: usize = K::STEPS;
     const PACKED_A: usize = K::PACKED_A;
     const CHUNK: usize = K::CHUNK;
+    const IN_PLACE: bool = K::IN_PLACE;
     unsafe fn multiply(&self, _: *const E, _: *const E, _: usize, _: *mut f32, _: bool) {}
     unsafe fn multiply_rows(&self, _: LeftRows<E>, _: *const E, _: usize, _: *mut f32, _: bool) {}
 }
@@ -48,6 +49,14 @@ fn few_rows<E: Load, C: Elem, K: Block<E::Packed>>(shape: &GemmShape) -> bool {
     let sums = if tb { 0 } else { m.next_multiple_of(COLUMNS) * n * size_of::<f32>() };
     let adds = accumulate && stretch < steps && C::DTYPE == DType::F32;
     m <= NEAR_ROWS && packed.max(sums) <= NEAR && !adds
+}
+
+/// Whether A, of the panels' dtype, is multiplied where it is: in whole steps, if L1 can hold its rows together. Zen 4,
+/// one core, 1024 x 576 and x 1536 f32: 2 % to 5 % less time than with packing.
+fn stays_in_place(&GemmShape { k, ta, lda, .. }: &GemmShape, size: usize) -> bool {
+    /// Bytes after which L1's sets repeat.
+    const SETS: usize = 4096;
+    !ta && k > 0 && (k * size).is_multiple_of(64) && !(lda * size).is_multiple_of(SETS)
 }
 
 /// With `lower`, the number of the first row of C in a square matrix, blocks above its diagonal are left as they are.
@@ -111,6 +120,8 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     let add_first = accumulate && several && !narrow;
     let target = Destination { c, ld, add: accumulate && !add_first, past, then };
 
+    // The last panel of rows is packed if it is not whole.
+    let in_place = K::IN_PLACE && E::DTYPE == E::Packed::DTYPE && stays_in_place(shape, size_of::<E>());
     for i0 in (0..m).step_by(high) {
         for j in (0..n).step_by(wide) {
             let (high, columns) = (high.min(m - i0), wide.min(n - j));
@@ -126,8 +137,11 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
                     pack_b(&b, j..j + columns, first..last, packed_b);
                     for i in (i0..i0 + high).step_by(tall) {
                         let place = Patch { row: i, column: j, rows: tall.min(i0 + high - i), columns };
-                        pack_a(&a, i..i + place.rows, first..last, K::ROWS, packed_a);
-                        let panels = Panels::<E> { a: packed_a, b: packed_b, steps: last - first, sums, lower };
+                        let whole = if in_place { place.rows - place.rows % K::ROWS } else { 0 };
+                        pack_a(&a, i + whole..i + place.rows, first..last, K::ROWS, packed_a);
+                        let rows = a.from.wrapping_add(i * a.ld + first * step).cast();
+                        let left = LeftPanels { rows, ld: a.ld, whole, packed: packed_a };
+                        let panels = Panels::<E> { left, b: packed_b, steps: last - first, sums, lower };
                         panels.multiply(kernel, place, &target, partial, first > 0 || add_first, last == steps);
                     }
                 }
@@ -139,9 +153,17 @@ pub(super) unsafe fn product<E: Load + Elem, C: StoreSums + Elem, K: Block<E::Pa
     }
 }
 
-/// Packed panels of A and B, consecutive, and space for the block of each panel of A.
+/// Rows of A: the first `whole` of them where they are, `ld` apart, and the others packed.
+struct LeftPanels<E> {
+    rows: *const E,
+    ld: usize,
+    whole: usize,
+    packed: *const E,
+}
+
+/// Panels of A and B, consecutive, and space for the block of each panel of A.
 struct Panels<E: Load> {
-    a: *const E::Packed,
+    left: LeftPanels<E::Packed>,
     b: *const E::Packed,
     steps: usize,
     sums: *mut f32,
@@ -182,10 +204,16 @@ impl<E: Load> Panels<E> {
                     }
                     // SAFETY: as for `product`.
                     unsafe {
-                        let a = self.a.add((i * self.steps + chunk * K::ROWS) * step);
+                        let LeftPanels { rows: at, ld, whole, packed } = self.left;
                         let b = self.b.add((j * self.steps + chunk * COLUMNS) * step);
                         let sums = self.sums.add(i * COLUMNS);
-                        kernel.multiply(a, b, end - chunk, sums, chunk > 0);
+                        if i < whole {
+                            let a = LeftRows { row: ld, ..LeftRows::packed(at.add(i * ld + chunk * step), ld, step) };
+                            kernel.multiply_rows(a, b, end - chunk, sums, chunk > 0);
+                        } else {
+                            let a = packed.add(((i - whole) * self.steps + chunk * K::ROWS) * step);
+                            kernel.multiply(a, b, end - chunk, sums, chunk > 0);
+                        }
                         match (end == self.steps, last) {
                             (false, _) => {}
                             (_, true) => target.finish(sums, block, add.then_some(partial)),
