@@ -26,6 +26,9 @@ pub(super) fn documents<'a>(op: &'static str, documents: View<'a>, n: usize) -> 
     Ok(documents)
 }
 
+/// Parts of a call, if it has so many: enough for all threads of a rank.
+const PARTS: usize = 64;
+
 /// Where a document's tokens and their heads are in `qkv`.
 struct HeadLayout<'a> {
     shape: AttentionShape,
@@ -43,10 +46,17 @@ impl HeadLayout<'_> {
     fn pairs(&self) -> usize {
         self.documents().count() * self.shape.kv_heads
     }
-    /// A pair's document, as in `documents`, and head.
-    fn pair(&self, pair: usize) -> ((usize, usize), usize) {
-        let heads = self.shape.kv_heads;
-        (self.documents().nth(pair / heads).unwrap_or_default(), pair % heads)
+    /// Parts that threads take: pairs, or runs of them where there are so many that finding each would take long.
+    fn parts(&self) -> usize {
+        self.pairs().min(PARTS)
+    }
+    /// The pairs of a part: documents, as in `documents`, and heads.
+    fn part(&self, part: usize) -> impl Iterator<Item = ((usize, usize), usize)> {
+        let (pairs, parts, heads) = (self.pairs(), self.parts(), self.shape.kv_heads);
+        let own = part * pairs / parts..(part + 1) * pairs / parts;
+        let first = own.start / heads;
+        let all = self.documents().skip(first).flat_map(move |of| (0..heads).map(move |head| (of, head)));
+        all.skip(own.start - first * heads).take(own.len())
     }
     fn mask(&self, len: usize) -> Mask<'_> {
         Mask::Causal { past: 0, len, window: if self.shape.window == 0 { usize::MAX } else { self.shape.window } }
@@ -83,24 +93,25 @@ impl<'a, T: PanelFloat> WholeForward<'a, T> {
             lse: Shared::new(op.lse.host(OP)?),
         })
     }
-    /// Pairs of a document and a key/value head.
-    pub fn pairs(&self) -> usize {
-        self.layout.pairs()
+    /// Parts that threads take.
+    pub fn parts(&self) -> usize {
+        self.layout.parts()
     }
     /// Computes one of them.
     ///
     /// # Safety
-    /// No other call at the same time has this pair.
-    pub unsafe fn pair(&self, level: Level, scratch: &mut AttentionScratch, pair: usize) {
+    /// No other call at the same time has this part.
+    pub unsafe fn part(&self, level: Level, scratch: &mut AttentionScratch, part: usize) {
         let (l, a) = (&self.layout, &self.layout.shape);
-        let ((start, len), kv) = l.pair(pair);
-        let columns = l.columns(kv);
-        let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
-        let out = HeadRows { to: To::Assign(&self.o), at: start * a.width() + columns[0], row: a.width() };
-        let (mask, lse_at) = (l.mask(len), kv * l.group() * l.n + start);
-        let group = Group { shape: a, queries, keys, values, mask, out, lse: &self.lse, lse_at, apart: l.n };
-        // SAFETY: only this call has this document's rows of these heads.
-        unsafe { tile::forward(level, scratch, &group) }
+        for ((start, len), kv) in l.part(part) {
+            let columns = l.columns(kv);
+            let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
+            let out = HeadRows { to: To::Assign(&self.o), at: start * a.width() + columns[0], row: a.width() };
+            let (mask, lse_at) = (l.mask(len), kv * l.group() * l.n + start);
+            let group = Group { shape: a, queries, keys, values, mask, out, lse: &self.lse, lse_at, apart: l.n };
+            // SAFETY: only this call has this document's rows of these heads.
+            unsafe { tile::forward(level, scratch, &group) }
+        }
     }
 }
 
@@ -168,37 +179,65 @@ impl<'a, T: PanelFloat> WholeBackward<'a, T> {
             dqkv: Shared::new(op.dqkv.reborrow().host(OP)?),
         })
     }
-    /// Pairs of a document and a key/value head.
-    pub fn pairs(&self) -> usize {
-        self.layout.pairs()
+    /// Parts that threads take.
+    pub fn parts(&self) -> usize {
+        self.layout.parts()
     }
     /// Computes one of them.
     ///
     /// # Safety
-    /// No other call at the same time has this pair.
-    pub unsafe fn pair(&self, level: Level, scratch: &mut AttentionScratch, pair: usize) {
+    /// No other call at the same time has this part.
+    pub unsafe fn part(&self, level: Level, scratch: &mut AttentionScratch, part: usize) {
         let (l, a) = (&self.layout, &self.layout.shape);
-        let ((start, len), kv) = l.pair(pair);
-        let columns = l.columns(kv);
-        let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
-        let [d_queries, d_keys, d_values] =
-            columns.map(|column| HeadRows { to: To::Assign(&self.dqkv), at: start * a.row() + column, row: a.row() });
-        let stats = kv * l.group() * l.n + start;
-        let group = GroupGradients {
-            shape: a,
-            queries,
-            keys,
-            values,
-            d_out: l.rows(self.d_o, a.width(), (start, len), columns[0]),
-            mask: l.mask(len),
-            lse: &self.lse[stats..],
-            delta: &self.delta[stats..],
-            apart: l.n,
-            d_queries,
-            d_keys,
-            d_values,
-        };
-        // SAFETY: only this call has this document's rows of these heads.
-        unsafe { tile::backward(level, scratch, &group) }
+        for ((start, len), kv) in l.part(part) {
+            let columns = l.columns(kv);
+            let [queries, keys, values] = columns.map(|column| l.rows(self.qkv, a.row(), (start, len), column));
+            let [d_queries, d_keys, d_values] = columns.map(|column| HeadRows {
+                to: To::Assign(&self.dqkv),
+                at: start * a.row() + column,
+                row: a.row(),
+            });
+            let stats = kv * l.group() * l.n + start;
+            let group = GroupGradients {
+                shape: a,
+                queries,
+                keys,
+                values,
+                d_out: l.rows(self.d_o, a.width(), (start, len), columns[0]),
+                mask: l.mask(len),
+                lse: &self.lse[stats..],
+                delta: &self.delta[stats..],
+                apart: l.n,
+                d_queries,
+                d_keys,
+                d_values,
+            };
+            // SAFETY: only this call has this document's rows of these heads.
+            unsafe { tile::backward(level, scratch, &group) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More pairs than parts, as many, and fewer.
+    #[test]
+    fn parts_have_each_pair_once_and_in_order() {
+        for (count, kv_heads) in [(41, 3), (64, 1), (2, 8), (1, 1)] {
+            let lengths: Vec<usize> = (0..count).map(|i| 1 + i % 7).collect();
+            let starts = lengths.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
+            let all: Vec<(usize, usize)> = starts.zip(lengths.iter().copied()).collect();
+            let rows = all.iter().flat_map(|&(start, len)| vec![[start as u32, (start + len) as u32]; len]);
+            let documents: Vec<[u32; 2]> = rows.collect();
+            let shape =
+                AttentionShape { heads: 2 * kv_heads, kv_heads, head_dim: 4, scale: 1.0, window: 0, softcap: 0.0 };
+            let layout = HeadLayout { shape, n: documents.len(), documents: &documents };
+            let parts: Vec<_> = (0..layout.parts()).flat_map(|part| layout.part(part)).collect();
+            let pairs: Vec<_> = all.iter().flat_map(|&of| (0..kv_heads).map(move |head| (of, head))).collect();
+            assert_eq!(parts, pairs, "{count} documents, {kv_heads} heads");
+            assert!((0..layout.parts()).all(|part| layout.part(part).count() > 0));
+        }
     }
 }

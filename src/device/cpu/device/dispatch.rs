@@ -219,8 +219,8 @@ impl Device for CpuDevice {
         let bytes = op.qkv.bytes();
         types!(op.qkv.dtype(), T => {
             let pass = attention::WholeForward::<T>::new(op)?;
-            // SAFETY: each pair is run once.
-            self.each(pass.pairs(), bytes, &|scratch, pair| unsafe { pass.pair(self.level, scratch, pair) });
+            // SAFETY: each part is run once.
+            self.each(pass.parts(), bytes, &|scratch, part| unsafe { pass.part(self.level, scratch, part) });
             Ok(())
         })
     }
@@ -232,7 +232,7 @@ impl Device for CpuDevice {
         types!(op.qkv.dtype(), T => {
             let pass = attention::WholeBackward::<T>::new(&mut op)?;
             // SAFETY: as above.
-            self.each(pass.pairs(), bytes, &|scratch, pair| unsafe { pass.pair(self.level, scratch, pair) });
+            self.each(pass.parts(), bytes, &|scratch, part| unsafe { pass.part(self.level, scratch, part) });
             Ok(())
         })
     }
