@@ -161,7 +161,7 @@ export -f train parity compiled two_ranks sanitized
 export build small
 
 conformance() { # the device that a CUDA driver shows, in one process for each kind: a GPU that has failed refuses the rest
-    local kinds="attention conv delta epilogue expand experts fp8 grad_norm grouped layers loss norms optim paged ring"
+    local kinds="attention conv delta epilogue expand experts fp8 grad_norm grouped layers loss norms optim paged ring scored sinks xielu"
     # shellcheck disable=SC2086
     printf '%s\n' $kinds | FLATSHARD_TEST_ONLY_CUDA=1 FLATSHARD_TEST_DEEP=1 xargs -P 5 -I{} bash -c '
         "$build/conformance" "{}::" --test-threads 3 > "conformance-{}.log" 2>&1'
