@@ -21,7 +21,6 @@ use crate::store::{self, Strategy};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Everything that a rank needs.
 pub struct Conversion {
@@ -155,14 +154,7 @@ pub fn main(settings: Settings, launched: Option<&RankEnv>) -> Result<()> {
     }
     let ended = match launched {
         Some(env) => conversion.run(env, &log),
-        None => launch::run(&Launch {
-            nproc: ranks.nproc,
-            ranks_per_gpu: ranks.ranks_per_gpu,
-            job: &job,
-            poll: Duration::from_millis(10),
-            signals: &settings.faults.signals()?,
-            deadline: None,
-        }),
+        None => launch::run(&Launch::once(ranks, &job, &settings.faults.signals()?)),
     };
     ended.inspect_err(|e| log.ended(e))
 }

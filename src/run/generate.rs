@@ -28,7 +28,7 @@ use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
 use serde_json::json;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The word that stands for standard input.
 const STDIN: &str = "-";
@@ -45,14 +45,10 @@ pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Res
     }
     match launched {
         Some(env) => request.run(env),
-        None => launch::run(&Launch {
-            nproc: request.model.ranks.nproc,
-            ranks_per_gpu: request.model.ranks.ranks_per_gpu,
-            job: &job,
-            poll: Duration::from_millis(10),
-            signals: &request.model.settings.faults.signals()?,
-            deadline: None,
-        }),
+        None => {
+            let TextModel { ranks, settings, .. } = &request.model;
+            launch::run(&Launch::once(ranks, &job, &settings.faults.signals()?))
+        }
     }
 }
 

@@ -115,6 +115,13 @@ fn other_prompts_are_judged_at_evaluations() {
         "{said}"
     );
     assert!(dir.path("ck/step-00000002").is_dir(), "{said}");
+    // One that fails once is started again, which the log says.
+    let once =
+        "while read -r line; do case $line in *longer*) [ -e once ] || { touch once; exit 3; };; esac; echo 1; done";
+    let again: Vec<&str> = evaluated.split(' ').filter(|word| *word != "--eval-on-start").collect();
+    let ended = run(&dir, &[&again[..], &["--reward", once]].concat());
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && said.contains("step 2: ") && said.contains("it was started again"), "{said}");
     let refused = run(&dir, &["--reward", "number", "--eval-dataset", "none.jsonl"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("--eval-dataset none.jsonl"), "{said}");

@@ -6,6 +6,7 @@ use crate::base::{Error, Result};
 use crate::comm::secret::Secret;
 use crate::comm::shm::{Arena, ShmWatch};
 use crate::comm::{env, nccl};
+use crate::run::plan::ranks::RankPlan;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -49,6 +50,14 @@ pub struct Launch<'a> {
     pub signals: &'a [i32],
     /// When to send the ranks SIGTERM.
     pub deadline: Option<Instant>,
+}
+
+impl<'a> Launch<'a> {
+    /// Of ranks that are started once and end by themselves, soon enough to look for that often.
+    pub fn once(ranks: &RankPlan, job: &'a RankJob, signals: &'a [i32]) -> Launch<'a> {
+        let RankPlan { nproc, ranks_per_gpu, .. } = *ranks;
+        Launch { nproc, ranks_per_gpu, job, poll: Duration::from_millis(10), signals, deadline: None }
+    }
 }
 
 /// In a child: makes it die with its parent, however that ends. `parent` is the process that started this one.

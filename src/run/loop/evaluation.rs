@@ -79,6 +79,8 @@ pub struct PromptSampler<'a> {
 pub struct PromptSamples {
     pub texts: Vec<PromptSample>,
     pub rewards: Option<RewardMeans>,
+    /// What went wrong with rewards and was repeated.
+    pub repeated: Vec<String>,
 }
 
 impl<'a> PromptSampler<'a> {
@@ -115,36 +117,39 @@ impl<'a> PromptSampler<'a> {
             reward: None,
         };
         let mut written: Vec<PromptSample> = texts.iter().map(sample).collect();
-        let Some(rewards) = &mut self.rewards else { return Ok(Ok(PromptSamples { texts: written, rewards: None })) };
+        let mut repeated = Vec::new();
+        let Some(rewards) = &mut self.rewards else {
+            return Ok(Ok(PromptSamples { texts: written, rewards: None, repeated }));
+        };
         // All ranks have all texts: one of them judges.
         let (dev, mesh) = (engine.device().clone(), engine.mesh().clone());
         let judged = (mesh.rank() == 0).then(|| judge(rewards, rows, (&texts, &written), step, stop)).transpose();
         let own = judged.map(|judged| {
-            let judged = judged?;
+            let (judged, failures) = judged?;
+            repeated = failures;
             written.iter_mut().zip(&judged.sums).for_each(|(text, &reward)| text.reward = Some(reward));
             Some(OwnSamples::of(&texts, &judged))
         });
         let means = measured::share(&*dev, &mesh, rewards.names(), own, [0.0; 2])?;
-        Ok(means.map(|means| PromptSamples { texts: written, rewards: Some(rewards.means(&means)) }))
+        Ok(means.map(|means| PromptSamples { texts: written, rewards: Some(rewards.means(&means)), repeated }))
     }
 }
 
-/// The rewards of the texts of these rows.
+/// The rewards of the texts of these rows, and what went wrong and was repeated.
 fn judge(
     rewards: &mut Rewards,
     rows: &[SamplePrompt],
     (texts, written): (&[SampledText], &[PromptSample]),
     step: u64,
     stop: &mut dyn FnMut() -> Option<i32>,
-) -> Result<Judged> {
+) -> Result<(Judged, Vec<String>)> {
     let samples = texts.iter().zip(written).filter_map(|(text, PromptSample { prompt, text: words, .. })| {
         let JudgedRow { place, fields } = rows[text.prompt].judged.as_ref()?;
         let (ids, sample) = (&text.ids[..], text.sample);
         Some(JudgedSample { row: fields, place, sample, step, prompt, text: words, ids })
     });
     let judged = rewards.judge(&samples.collect::<Vec<_>>(), stop)?;
-    rewards.end_step(step)?;
-    Ok(judged)
+    Ok((judged, rewards.end_step(step)?))
 }
 
 /// Prompts and texts to print at the end: those of the last evaluation, or held-out text with the model's continuation.

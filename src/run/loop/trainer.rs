@@ -168,9 +168,7 @@ impl<'a> Trainer<'a> {
             if let Err(e) = sampler.sample(&mut self.engine, &mut batch, &mut || stops.pending())? {
                 return self.stop_unjudged(batch.step, e);
             }
-            for what in sampler.take_repeated() {
-                self.watch.say(LogLevel::Warn, format_args!("step {}: {what}; it was started again", batch.step));
-            }
+            self.watch.repeated(batch.step, &sampler.take_repeated());
         }
         let (step, agreed) = self.agree(&batch)?;
         let report = self.train_step(&batch, &step)?;
@@ -371,11 +369,12 @@ impl<'a> Trainer<'a> {
         self.tracer.phase(step, "sample");
         let stops = &mut self.stops;
         let sampled = prompts.sample(&mut self.engine, step, &mut || stops.pending()).map_err(|e| at_step(step, e))?;
-        let PromptSamples { texts, rewards } = match sampled {
+        let PromptSamples { texts, rewards, repeated } = match sampled {
             Ok(sampled) => sampled,
             Err(e) => return self.stop_unjudged(step, e),
         };
         let seconds = started.elapsed().as_secs_f64();
+        self.watch.repeated(step, &repeated);
         if let Some(means) = rewards {
             self.watch.rewarded(step, &means, texts.len(), seconds)?;
         }

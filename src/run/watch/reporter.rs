@@ -336,6 +336,13 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
+    /// This went wrong with rewards of samples of `step`, and was repeated.
+    pub fn repeated(&mut self, step: u64, failures: &[String]) {
+        for what in failures {
+            self.say(LogLevel::Warn, format_args!("step {step}: {what}; it was started again"));
+        }
+    }
+
     /// The prompts of --eval-dataset were continued by the model after `step`, and their texts judged.
     pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64) -> Result<()> {
         let each = means.rewards.iter().filter(|_| means.rewards.len() > 1);
