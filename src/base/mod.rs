@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 pub mod error; // Error, Result
 mod quote; // untrusted text in messages
+mod reduce; // sums and maxima
 pub mod columns; // words in lines
 pub mod dtype; // element types
 pub mod dynamic8; // 8-bit blocks
@@ -21,3 +22,4 @@ pub use dtype::{DType, Elem};
 pub use error::{Error, Result};
 pub use meter::Meter;
 pub use quote::{printable, quote};
+pub use reduce::Reduce;

@@ -1,17 +1,11 @@
 //! Collectives of a group of ranks as traits and values: operations, tags, tickets and times. Never communicates.
 use super::Axis;
 use crate::base::timeline::Mark;
-use crate::base::{Category, DType, Result};
+use crate::base::{Category, DType, Reduce, Result};
 use crate::device::{Buf, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reduce {
-    Sum,
-    Max,
-}
 
 /// The purpose of a collective, for errors and traces: a static string and the unit's index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -40,8 +40,9 @@ pub mod flight; // the flight recorder
 pub mod recorder; // records every call, for tests
 pub mod timed; // operations on a timeline
 
+pub use crate::base::Reduce;
 pub use axis::Axis;
-pub use collective::{Collective, CommStats, CommUse, Member, Reduce, Tag, Ticket, Times};
+pub use collective::{Collective, CommStats, CommUse, Member, Tag, Ticket, Times};
 pub use ipc::STAGE as IPC_STAGE;
 pub use mesh::{Mesh, MeshSizes};
 use patience::{Patience, Waiting};

@@ -71,12 +71,13 @@ fn an_invalid_job_secret_is_bad_input() {
 fn a_failed_rendezvous_names_the_address_and_the_missing_rank() {
     let agent = Agent::new();
     let port = agent.port;
-    // The first waits at an address that the second does not use.
-    let first = rank(0, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
-    ends(first, 1, &["rank 1 of 2 did not join the rendezvous of hosts at 127.0.0.1", "MASTER_PORT"]);
-    let second = rank(1, "job", "127.0.0.1", port, &["--init-timeout", "1"]);
+    // A loopback address of its own: at 127.0.0.1, ranks of other tests may listen on the ports above.
+    let at = "127.0.79.1";
+    let first = rank(0, "job", at, port, &["--init-timeout", "1"]);
+    ends(first, 1, &["rank 1 of 2 did not join the rendezvous of hosts at 127.0.79.1", "MASTER_PORT"]);
+    let second = rank(1, "job", at, port, &["--init-timeout", "1"]);
     let ports = format!("ports {} to {}", port + 1, port + 16);
-    ends(second, 1, &["rank 1 on host1", "needs rank 0 of 2", "127.0.0.1", &ports, "was rank 0 started"]);
+    ends(second, 1, &["rank 1 on host1", "needs rank 0 of 2", at, &ports, "was rank 0 started"]);
 }
 
 #[test]

@@ -16,8 +16,8 @@ use super::post::Post;
 use super::steps::copy;
 use super::wire::Move;
 use crate::base::{DType, Result};
-use crate::comm::shm::{Fold, Sources};
 use crate::device::cpu::simd::Level;
+use crate::device::cpu::sum::{Fold, Sources};
 use std::ops::Range;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 

@@ -1,8 +1,9 @@
 //! One operation as the worker runs it: raw, checked operands. Never runs anything.
 use crate::base::DType;
 use crate::comm::seam::Seam;
-use crate::comm::shm::{Desc, PairParts, ShmBuffer, Sources};
+use crate::comm::shm::{Desc, PairParts, ShmBuffer};
 use crate::comm::{Reduce, Tag};
+use crate::device::cpu::sum::Sources;
 use std::sync::Arc;
 
 /// Pointers are valid as long as `keep` lives; the caller leaves the memory alone until its waits return (see the Note

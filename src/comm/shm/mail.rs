@@ -11,9 +11,9 @@ use super::buffer::BufferName;
 use super::hub::Hub;
 use super::op::ShmOp;
 use super::record::{CHUNK, Desc, Phase};
-use super::sum::Sources;
 use crate::base::Result;
 use crate::comm::seam::Seam;
+use crate::device::cpu::sum::Sources;
 
 impl ShmOp {
     /// Bytes per round: a chunk, or for a reduce_scatter each rank's equal part of a chunk.

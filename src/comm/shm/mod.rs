@@ -5,7 +5,6 @@ mod arena; // the shared file and its mappings
 mod record; // ranks' records of an operation, and the mailboxes
 mod buffer; // allocated buffers: readers and lifetime
 mod seat; // one rank: its bell (futex), the abort word, its live buffers
-mod sum; // reductions in rank order
 mod hub; // what a group's operations can access
 mod op; // one operation's state
 mod mail; // the steps that go through mailboxes
@@ -22,5 +21,4 @@ pub(in crate::comm) use buffer::ShmBuffer;
 pub use group::ShmGroup;
 pub(in crate::comm) use part::Passed;
 pub(in crate::comm) use record::{Desc, PairParts};
-pub(in crate::comm) use sum::{Fold, Sources};
 pub use world::{ShmOptions, ShmWatch, ShmWorld, threads, threads_with};

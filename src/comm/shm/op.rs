@@ -8,10 +8,10 @@
 use super::buffer::ShmBuffer;
 use super::hub::Hub;
 use super::record::{Desc, Phase};
-use super::sum::{Fold, Sources};
 use crate::base::{DType, Error, Result};
 use crate::comm::seam::Seam;
 use crate::comm::{Reduce, Tag};
+use crate::device::cpu::sum::{Fold, Sources};
 use std::sync::Arc;
 use std::time::Instant;
 

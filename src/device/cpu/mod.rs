@@ -50,6 +50,8 @@ mod experts;
 mod clamped;
 // The exact sum of squares.
 mod reduce;
+// Sums over ranks.
+pub mod sum;
 // AdamW, SGD and Muon's polynomial.
 mod optim;
 // The device's threads.

@@ -1,15 +1,14 @@
 //! Reductions over the ranks' buffers, in rank order: `((g0 + g1) + g2) + ...`, so every rank, strategy and sharding of
 //! a buffer gets the same bits. f32, bf16 and f16 are summed in f32 and rounded once. Never synchronizes: the caller
 //! ensures that inputs are complete and do not change.
-use crate::base::DType;
-use crate::base::dtype::Float;
-use crate::comm::Reduce;
-use crate::device::cpu::simd::Level;
+use super::simd::Level;
+use flatshard_base::dtype::Float;
+use flatshard_base::{DType, Reduce};
 use half::{bf16, f16};
 
 /// The same range of every rank's buffer: rank r's starts at `base + r * stride` bytes.
 #[derive(Clone, Copy)]
-pub(in crate::comm) struct Sources {
+pub struct Sources {
     base: *const u8,
     stride: usize,
 }
@@ -179,7 +178,7 @@ impl SumJob {
 
 /// One reduction: its operation, dtypes and vector instructions.
 #[derive(Clone, Copy)]
-pub(in crate::comm) struct Fold {
+pub struct Fold {
     pub level: Level,
     pub from: DType,
     /// As `from`, or f32; for a single f32 source, any.
