@@ -138,8 +138,6 @@ impl GemmKernel {
 pub struct GemmScratch {
     kernel: GemmKernel,
     buffers: Buffers,
-    /// One row of A is multiplied as many are, with the same bits for each.
-    alike: bool,
 }
 
 impl GemmScratch {
@@ -155,7 +153,7 @@ impl GemmScratch {
         Ok(GemmScratch::of(kernel))
     }
     fn of(kernel: GemmKernel) -> GemmScratch {
-        GemmScratch { kernel, buffers: Buffers::default(), alike: false }
+        GemmScratch { kernel, buffers: Buffers::default() }
     }
     pub fn kernel(&self) -> GemmKernel {
         self.kernel
@@ -168,9 +166,10 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has one row, for which the plain kernel has loops of its own.
+    /// Whether the product has one row, for which the plain kernel has loops of its own. `gemm-f32` sums no more than two
+    /// products in another order.
     fn has_one_row(&self, shape: &GemmShape) -> bool {
-        !self.alike && !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1
+        !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1 && shape.k > 2
     }
     /// Whether [`gemm_narrow`] is to compute the product. Not where tiles of bf16 are faster than converting it to f32.
     pub(super) fn is_narrow(&self, shape: &GemmShape, dtype: DType) -> bool {
@@ -183,11 +182,11 @@ impl GemmScratch {
         false
     }
     /// Whether threads divide the product by columns rather than by rows: each reads and packs its part of B, and all
-    /// of A, which is then the smaller. Not where `strips` reads whole rows of B. `alike`: as in [`gemm_alike`].
-    pub(super) fn by_columns(&self, shape: &GemmShape, alike: bool) -> bool {
+    /// of A, which is then the smaller. Not where `strips` reads whole rows of B.
+    pub(super) fn by_columns(&self, shape: &GemmShape) -> bool {
         let strips = !shape.ta && !shape.tb && shape.m <= NEAR_ROWS;
         let wide = self.kernel != GemmKernel::Plain && shape.n > shape.m && !strips;
-        wide || !alike && self.has_one_row(shape)
+        wide || self.has_one_row(shape)
     }
     /// Whether [`gemm_then`] can compute products: not through the `gemm-f32` crate.
     pub(super) fn fuses(&self) -> bool {
@@ -204,12 +203,12 @@ impl Default for GemmScratch {
     }
 }
 
-/// [`gemm`] in which the result of a row does not depend on the number of rows. One of several whose results have
-/// `bytes` together.
+/// [`gemm`] as one of several whose results have `bytes` together. The result of a row does not depend on the number of
+/// rows.
 pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm, bytes: usize) -> Result<()> {
-    (scratch.alike, scratch.buffers.among) = (true, bytes);
+    scratch.buffers.among = bytes;
     let done = gemm(scratch, op);
-    (scratch.alike, scratch.buffers.among) = (false, 0);
+    scratch.buffers.among = 0;
     done
 }
 

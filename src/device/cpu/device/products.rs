@@ -34,14 +34,14 @@ impl CpuDevice {
         if symmetric && lock(&self.gemm[0]).fuses() {
             return self.symmetric(op);
         }
-        let columns = lock(&self.gemm[0]).by_columns(&op.shape, false);
+        let columns = lock(&self.gemm[0]).by_columns(&op.shape);
         self.shared(columns, op, &gemm::gemm)
     }
     pub(super) fn product_then(&self, op: GemmThen) -> Result<()> {
         op.check()?;
         let (fuses, columns) = {
             let scratch = lock(&self.gemm[0]);
-            (scratch.fuses(), scratch.by_columns(&op.shape, false))
+            (scratch.fuses(), scratch.by_columns(&op.shape))
         };
         match fuses {
             // SAFETY: checked.
@@ -80,7 +80,7 @@ impl CpuDevice {
             let product = Gemm { shape, a: a.slice(of_a), b: b.slice(of_b), c };
             match alike || kind == Grouped::Weight {
                 true => {
-                    let columns = lock(&self.gemm[0]).by_columns(&shape, true);
+                    let columns = lock(&self.gemm[0]).by_columns(&shape);
                     self.shared(columns, product, &|scratch, op| gemm::gemm_alike(scratch, op, bytes))?
                 }
                 false => self.product(product)?,

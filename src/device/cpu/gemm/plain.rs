@@ -12,6 +12,12 @@ fn least_rows(n: usize) -> usize {
     if n <= 64 { 65.max(256 / n.max(1) + 1) } else { 4 }
 }
 
+/// Elements along k that are summed before C is added to. The crate sums at least 512 so, and its limit depends on the
+/// CPU's caches.
+pub(super) fn depth(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(512).max(1)).max(1)
+}
+
 /// The slices must hold `shape.extents()`.
 pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32], buffers: &mut Buffers) {
     if shape.m < least_rows(shape.n) && !shape.ta {
@@ -52,29 +58,33 @@ fn through_crate(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
         (m, n) = (n, m);
     }
     let product = gemm_f32::gemm::f32::get_gemm_fn();
-    // SAFETY: every index reachable with these sizes and strides is within the extents.
-    unsafe {
-        product(
-            m,
-            n,
-            shape.k,
-            c.as_mut_ptr(),
-            c_strides.column,
-            c_strides.row,
-            shape.accumulate,
-            left.at,
-            left.column,
-            left.row,
-            right.at,
-            right.column,
-            right.row,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm_common::Parallelism::None,
-        );
+    let depth = depth(shape.k);
+    // Without an element to sum, C is still assigned.
+    for from in (0..shape.k.max(1)).step_by(depth) {
+        // SAFETY: every index reachable with these sizes and strides is within the extents.
+        unsafe {
+            product(
+                m,
+                n,
+                depth.min(shape.k - from),
+                c.as_mut_ptr(),
+                c_strides.column,
+                c_strides.row,
+                shape.accumulate || from > 0,
+                left.at.offset(from as isize * left.column),
+                left.column,
+                left.row,
+                right.at.offset(from as isize * right.row),
+                right.column,
+                right.row,
+                1.0,
+                1.0,
+                false,
+                false,
+                false,
+                gemm_common::Parallelism::None,
+            );
+        }
     }
 }
 
