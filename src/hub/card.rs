@@ -10,7 +10,35 @@ pub(super) struct CardConfig {
     pub folder: Option<String>,
     /// Split and patterns; empty: by the hub's conventions.
     pub files: Vec<(String, Vec<String>)>,
+    /// How the files are to be read otherwise than by their headers, as `names: ["text"]`.
+    pub reading: Vec<String>,
 }
+
+/// Keys of a configuration that change no row, and values that our readers have.
+const INERT: [&str; 15] = [
+    "config_name",
+    "data_files",
+    "data_dir",
+    "default",
+    "version",
+    "description",
+    "features",
+    "batch_size",
+    "chunksize",
+    "block_size",
+    "use_threads",
+    "newlines_in_values",
+    "keep_linebreaks",
+    "drop_labels",
+    "drop_metadata",
+];
+const READ: [(&str, &[&str]); 5] = [
+    ("sep", &[",", "\t"]),
+    ("delimiter", &[",", "\t"]),
+    ("header", &["0", "infer"]),
+    ("encoding", &["utf-8", "utf8", "UTF-8"]),
+    ("sample_by", &["line"]),
+];
 
 pub(super) const CARD: &str = "README.md";
 /// Longest header of a card.
@@ -47,7 +75,17 @@ fn config(value: &Value) -> CardConfig {
         default: value["default"] == true,
         folder: word(&value["data_dir"]),
         files: files(&value["data_files"]),
+        reading: value.as_object().map_or_else(Vec::new, reading),
     }
+}
+
+fn reading(config: &serde_json::Map<String, Value>) -> Vec<String> {
+    let is_read = |key: &str, value: &Value| {
+        let named =
+            |(name, values): &(&str, &[&str])| *name == key && word(value).is_some_and(|v| values.contains(&&v[..]));
+        INERT.contains(&key) || READ.iter().any(named)
+    };
+    config.iter().filter(|(key, value)| !is_read(key, value)).map(|(key, value)| format!("{key}: {value}")).collect()
 }
 
 /// A name, which YAML may take for a number.
@@ -121,6 +159,13 @@ mod tests {
         assert_eq!(one("data_files: {train: a, test: [b]}"), files(&[("train", &["a"]), ("test", &["b"])]));
         assert_eq!(one("data_dir: sub"), files(&[]));
         assert_eq!(of("- config_name: 2024\n  data_dir: x")[0].name, "2024");
+        let read =
+            |yaml: &str| of(&format!("- config_name: a\n  data_files: x.csv\n  {yaml}")).remove(0).reading.join(", ");
+        assert_eq!(read("sep: \"\\t\"\n  header: 0\n  version: 1.0.0"), "");
+        assert_eq!(
+            read("header: null\n  names: [text]\n  skiprows: 1"),
+            "header: null, names: [\"text\"], skiprows: 1"
+        );
         assert_eq!(configs("# No header").unwrap(), []);
         assert_eq!(configs("---\nlicense: mit\n---\n").unwrap(), []);
         assert!(configs("---\n{a: [\n---\n").is_err());

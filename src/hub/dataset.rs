@@ -37,6 +37,12 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     })?;
     let script = name.repo.split_once('/').map(|(_, name)| format!("{name}.py"));
     let scripted = script.is_some_and(|script| files.contains(&script));
+    if let Some([first, ..]) = config.map(|config| &config.reading[..]) {
+        let (repo, first) = (&name.repo, quote(first));
+        return Err(format!(
+            "{repo}: the card has its files read with {first}, which is not supported: prepare rows of them"
+        ));
+    }
     let found = match config {
         Some(config) if !config.files.is_empty() => by_card(name, files, config)?,
         _ if scripted => vec![],
@@ -47,18 +53,20 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     Ok(if found.is_empty() { FoundSplits::Unreadable(named) } else { FoundSplits::Splits(found) })
 }
 
-/// Which of the `files` below a folder of this machine are not its split `train`, as its card says, else as the names
-/// of other splits say. None of them, if it has no such split.
+/// Which of the `files` below a folder of this machine are not its split `train`, as its card says, else as their names
+/// say. None of them, if they are one split. An error, if they are several and none is `train`.
 pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
     let configured = card::configs(card).is_ok_and(|configs| !configs.is_empty());
-    let FoundSplits::Splits(found) = splits(&of_folder_name(folder), files, if configured { card } else { "" })? else {
+    let name = of_folder_name(folder);
+    let FoundSplits::Splits(found) = splits(&name, files, if configured { card } else { "" })? else {
         return Ok(Vec::new());
     };
-    let of = |path: &String, train: bool| found.iter().any(|(s, files)| (s == TRAIN) == train && files.contains(path));
-    let has_train = found.iter().any(|(split, _)| split == TRAIN);
-    let is_out = |path: &&String| !of(path, true) && if configured { has_train } else { of(path, false) };
-    let rest = files.iter().any(|path| splits::is_readable(path) && !is_out(&path));
-    Ok(files.iter().filter(|path| rest && is_out(path)).cloned().collect())
+    if found.len() == 1 && found[0].0 != TRAIN {
+        return Ok(Vec::new());
+    }
+    let train = of_split(&name, found)?;
+    let is_out = |path: &&String| !train.contains(path) && (configured || splits::is_of_rows(path));
+    Ok(files.iter().filter(is_out).cloned().collect())
 }
 
 /// Which of the `files` below a folder of this machine are its split `split`, as its card or their names say.
@@ -92,6 +100,13 @@ fn by_card(name: &HubName, files: &[String], config: &CardConfig) -> Result<Spli
                 ));
             }
             let more = splits::matching(files, &format!("{folder}{pattern}"));
+            if more.is_empty() && split == name.split.as_deref().unwrap_or(TRAIN) {
+                let pattern = quote(pattern);
+                return Err(format!(
+                    "{}: the card's split {split} is {pattern}, and no file has such a name",
+                    name.repo
+                ));
+            }
             found.extend(more.into_iter().filter(|path| !all.iter().any(|(s, f)| s == split && f.contains(path))));
         }
         found.dedup();
@@ -233,6 +248,26 @@ mod tests {
                 .contains("elsewhere")
         );
         assert_eq!(splits(&name, &owned(&["n.py", "train.jsonl"]), ""), Ok(FoundSplits::Unreadable(None)));
+    }
+
+    #[test]
+    fn a_folder_is_its_split_train() {
+        let out = |paths: &[&str], card: &str| not_train("d", &owned(paths), card).map(|out| out.join(" "));
+        assert_eq!(
+            out(&["train.jsonl", "test.jsonl", "contest.jsonl", "README.md"], ""),
+            Ok("test.jsonl contest.jsonl".into())
+        );
+        assert_eq!(out(&["test.jsonl", "eval/b.jsonl"], ""), Ok(String::new()), "one split is meant as a whole");
+        assert_eq!(out(&["a.jsonl", "b.jsonl"], ""), Ok(String::new()));
+        let says = "d has no split train; it has test_sft, train_sft: name one, such as d:train_sft";
+        let shards = ["data/train_sft-00000-of-00001.jsonl", "data/test_sft-00000-of-00001.jsonl"];
+        assert_eq!(out(&shards, ""), Err(says.into()));
+        let card = |files: &str| format!("---\nconfigs:\n- config_name: default\n  data_files:\n{files}\n---\n");
+        let named = "  - split: test_sft\n    path: data/test*\n  - split: train_sft\n    path: data/train*";
+        assert_eq!(out(&shards, &card(named)), Err(says.into()));
+        let train = "  - split: train\n    path: [data/train*, more.jsonl]";
+        assert!(out(&shards, &card(train)).unwrap_err().contains("train is more.jsonl, and no file has such a name"));
+        assert_eq!(out(&[&shards[..], &["more.jsonl"]].concat(), &card(train)), Ok(shards[1].into()));
     }
 
     #[test]

@@ -48,6 +48,10 @@ fn format(path: &str) -> Option<usize> {
 pub(super) fn is_readable(path: &str) -> bool {
     format(path).is_some()
 }
+/// Whether the name is that of a file of rows, and not of text.
+pub(super) fn is_of_rows(path: &str) -> bool {
+    format(path).is_some_and(|format| format < 3)
+}
 
 /// Hidden, or a folder for a program's own use.
 fn is_hidden(path: &str) -> bool {

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 /// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+    runs.iter_mut().try_for_each(eval_split)?;
+    runs.iter_mut().try_for_each(of_directories)?;
     runs.iter().try_for_each(whole_names)?;
     runs.iter_mut().for_each(base_of_merge);
-    runs.iter_mut().try_for_each(eval_split)?;
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
         runs.iter_mut().for_each(base_of_merge); // of an adapter that has been downloaded
@@ -34,27 +35,53 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     Ok(())
 }
 
-/// Puts the split that is evaluated into the names of the hub, and its files in the place of a directory; notes files,
-/// which have none.
+/// Puts the split that is evaluated into the names of data sets; notes files, which have none.
 fn eval_split(s: &mut Settings) -> Result<()> {
     let (Some(split), Some(texts)) = (&s.data.eval_split, &mut s.data.eval_dataset) else { return Ok(()) };
-    let mut read = Vec::new();
-    for mut text in std::mem::take(texts) {
+    for text in texts {
         let bad = |what: &str| Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&text)));
-        match dataset(&text).map(|(_, name)| name.split) {
-            Some(None) => text = format!("{text}:{split}"),
-            Some(Some(named)) if named == *split => {}
-            Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
-            None if Path::new(&text).is_dir() => {
-                let files = corpus::of_split(Path::new(&text), split).map_err(|e| bad(&e.to_string()))?;
-                read.extend(files.iter().map(|file| file.display().to_string()));
-                continue;
-            }
+        match dataset(text)
+            .map_or_else(|| in_directory(text).map(|(_, split)| split.to_string()), |(_, name)| name.split)
+        {
+            Some(named) if named == *split => {}
+            Some(_) => return Err(bad("this name has another split: remove one of them")),
+            None if dataset(text).is_some() || Path::new(text).is_dir() => *text = format!("{text}:{split}"),
             None => s.notes.push(format!("--eval-split {split} has no effect here: {text}: a file is one split")),
         }
-        read.push(text);
     }
-    *texts = read;
+    Ok(())
+}
+
+/// The directory and the split of `DIR:SPLIT`, without a weight.
+fn in_directory(text: &str) -> Option<(&Path, &str)> {
+    let (dir, split) = without_weight(text).0.rsplit_once(':')?;
+    (!Path::new(text).exists() && Path::new(dir).is_dir()).then_some((Path::new(dir), split))
+}
+
+/// The files of a split take the place of `DIR:SPLIT`.
+fn of_directories(s: &mut Settings) -> Result<()> {
+    let (d, rollouts) = (&mut s.data, &mut s.objective.rollouts);
+    let all = [("dataset", &mut d.dataset), ("eval_dataset", &mut d.eval_dataset), ("rollouts", rollouts)];
+    for (setting, texts) in all.into_iter().filter_map(|(setting, texts)| Some((setting, texts.as_mut()?))) {
+        for text in std::mem::take(texts) {
+            let Some((dir, split)) = in_directory(&text) else {
+                texts.push(text);
+                continue;
+            };
+            let bad = |what: String| Error::input(format!("`{setting}` {}: {what}", quote(&text)));
+            let files = corpus::of_split(dir, split).map_err(|e| bad(e.to_string()))?;
+            match (without_weight(&text).1, &files[..]) {
+                (None, files) => texts.extend(files.iter().map(|file| file.display().to_string())),
+                (Some(weight), [file]) => texts.push(format!("{}:{weight}", file.display())),
+                (Some(_), files) => {
+                    let n = files.len();
+                    return Err(bad(format!(
+                        "the split has {n} files, and a weight is of one: put them in a directory"
+                    )));
+                }
+            }
+        }
+    }
     Ok(())
 }
 

@@ -546,7 +546,7 @@ fn splits_are_the_cards_or_those_of_conventions() {
         &[
             ("a.jsonl", b"1"),
             ("b.jsonl", b"2"),
-            ("README.md", card.replace("default: true", "x: 1").replace("sub/*", "b").as_bytes()),
+            ("README.md", card.replace("default: true", "version: 1.0.0").replace("sub/*", "b").as_bytes()),
         ],
     );
     place.refuses_data("o/d", &["several configurations", "a, b", "such as o/d/a"]);
@@ -667,6 +667,12 @@ fn the_split_that_is_evaluated_may_be_a_flag() {
     assert!(code == 0 && text.contains("folder/test.jsonl") && !text.contains("train.jsonl"), "{text}");
     let (code, text) = run(&place, &format!("{} --eval-split dev", eval.replace("o/rows", "folder")), &[]);
     assert!(code == 2 && text.contains("folder has no split dev; it has train, test"), "{text}");
+    let both = eval.replace("Open-Orca/OpenOrca", "folder:test").replace("o/rows", "folder:train");
+    let (code, text) = run(&place, &both, &[]);
+    let data = text.lines().find(|line| line.starts_with("data ")).unwrap_or_default();
+    assert!(code == 0 && data.contains("folder/test.jsonl") && !data.contains("train.jsonl"), "{text}");
+    let (code, text) = run(&place, &eval.replace("Open-Orca/OpenOrca", "folder:dev"), &[]);
+    assert!(code == 2 && text.contains("--dataset folder:dev: folder has no split dev; it has train, test"), "{text}");
 }
 
 #[test]

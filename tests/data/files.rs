@@ -470,11 +470,7 @@ fn a_folder_of_rows_is_its_split_train() {
                 data_files: b.jsonl\n---\n";
     let only = |word: &str| vec![word.to_string()];
     for (files, expected, unread) in [
-        (
-            vec![("train.jsonl", "x"), ("test.jsonl", "y"), ("more.jsonl", "z")],
-            vec!["z".to_string(), "x".into()],
-            "test.jsonl",
-        ),
+        (vec![("train.jsonl", "x"), ("test.jsonl", "y"), ("more.jsonl", "z")], only("x"), "more.jsonl and 1 more"),
         (
             vec![("data/train-00000-of-00001.jsonl", "x"), ("data/test-00000-of-00001.jsonl", "y")],
             only("x"),
