@@ -14,6 +14,7 @@ mod kept; // samples between updates
 /// Rewards of other programs.
 pub mod program;
 mod schema; // JSON schemas
+mod number; // the last number of a text
 
 use crate::base::{Error, Result};
 use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer, create_held, open_held};

@@ -1,5 +1,6 @@
 //! Rewards of samples: built-in checkers, and the sum of several. Never samples, and never trains.
 use super::measured::{Judged, RewardMeans, SampleMeans};
+use super::number::last_number;
 use super::program::{JudgedSample, RewardProgram};
 use super::schema::JsonSchema;
 use crate::base::{Error, Result, open, quote};
@@ -167,18 +168,6 @@ fn answer(row: &JsonRow) -> Option<String> {
         Value::String(text) => Some(text.clone()),
         other => Some(other.to_string()),
     }
-}
-
-/// The last number in a text; commas between digits are left out.
-fn last_number(text: &str) -> Option<f64> {
-    let is_part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '-');
-    let words = text.split(|c| !is_part(c)).filter(|word| word.contains(|c: char| c.is_ascii_digit()));
-    let number = |word: &str| {
-        let digits: String = word.trim_end_matches(['.', ',', '-']).chars().filter(|&c| c != ',').collect();
-        let sign = digits.rfind('-').unwrap_or(0);
-        digits[sign..].parse().ok()
-    };
-    words.rev().find_map(number)
 }
 
 #[cfg(test)]

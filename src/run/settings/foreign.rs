@@ -116,9 +116,10 @@ fn entries(settings: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
     })
 }
 
-/// Whether the table has a row for this value of `key`.
+/// Whether the table has a row for this value of `key`, or for the only one of a list.
 pub fn names_value(key: &str, value: &Value) -> bool {
-    let text = text(value).unwrap_or_default();
+    let one = value.as_array().and_then(|items| items.first().filter(|_| items.len() == 1)).unwrap_or(value);
+    let text = text(one).unwrap_or_default();
     rows(key).iter().any(|row| row.flag.values.iter().any(|named| means(&text, named)))
 }
 
