@@ -64,6 +64,8 @@ FAMILIES = {
     "nemotron_h": dict(**NEMOTRON_H, num_hidden_layers=5, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]),
     "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
                                n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
+    "bamba": dict(**WIDE, mamba_n_heads=6, mamba_expand=2, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, attn_layer_indices=[1, 3]),
+    "nanochat": {}, "gptj": dict(rotary_dim=6), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
     "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
@@ -74,6 +76,8 @@ FAMILIES = {
     # transformers saves its three convolutions in equal parts, whatever they are.
     "olmo_hybrid": dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=12, linear_value_head_dim=12),
     "exaone_moe": dict(**WIDE, sliding_window=9, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), "vaultgemma": dict(**WIDE, sliding_window=9),
+    "flex_olmo": dict(num_experts=4, num_experts_per_tok=2), "afmoe": dict(**WIDE, sliding_window=9, global_attn_every_n_layers=2, num_dense_layers=1, num_experts=4,
+                                                                            num_experts_per_tok=2, moe_intermediate_size=24, num_shared_experts=1, mup_enabled=True),
     "mellum": dict(**WIDE, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "qwen3_next": dict(**DELTA, **SPARSE), "qwen3_5_text": DELTA, "qwen3_5_moe_text": dict(**DELTA, **SPARSE),
 }
@@ -126,9 +130,10 @@ TARGETS = {
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
-} | dict.fromkeys(["exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
+    "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+} | dict.fromkeys(["flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -137,7 +142,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

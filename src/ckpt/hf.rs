@@ -28,7 +28,7 @@ use super::layout::pretty;
 use crate::base::{Error, Result, open, quote};
 use crate::data::{Tokenizer, json_object, number_in};
 use crate::nn::tp_plan::TpPlan;
-use crate::nn::{Arch, DeltaNet, Experts, QueryGrowth, Recurrence, Rotary, Scaling, Spec};
+use crate::nn::{Activation, Arch, DeltaNet, Experts, QueryGrowth, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -186,14 +186,17 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         _ => None,
     };
     for (flag, on) in [(of.qkv_bias, spec.qkv_bias), (of.out_bias, spec.out_bias), (of.mlp_bias, spec.mlp_bias)] {
-        if let Some((key, _)) = flag {
+        if let Some((key, _)) = flag.filter(|(key, _)| !key.is_empty()) {
             map.insert(key.into(), json!(on));
         }
     }
     let (key, activation) = read::activation_key(spec.arch, spec.activation);
     map.insert(key.into(), json!(activation));
     if of.part.is_some() {
-        map.insert("partial_rotary_factor".into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
+        map.insert(PART.into(), json!(spec.rotary_dim() as f64 / spec.head_dim as f64));
+    }
+    if read::has_equal_heads(spec.arch) {
+        ["num_key_value_heads", "head_dim"].iter().for_each(|key| drop(map.shift_remove(*key)));
     }
     map.extend(object(windows(spec, of.window)));
     if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !has_mamba(spec.arch)) {
@@ -205,7 +208,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "final_logit_softcapping": cap(spec.logit_cap),
             "attn_logit_softcapping": cap(spec.score_cap),
         }),
-        Arch::Gemma4 => json!({"final_logit_softcapping": cap(spec.logit_cap)}),
+        Arch::Gemma4 | Arch::NanoChat => json!({"final_logit_softcapping": cap(spec.logit_cap)}),
         Arch::SmolLm3 => {
             let rotated: Vec<u8> = (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect();
             json!({"no_rope_layers": rotated})
@@ -231,12 +234,25 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             json!({"linear_allow_neg_eigval": doubled})
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::json(spec),
-        Arch::StableLm => json!({"use_parallel_residual": spec.parallel}),
+        Arch::StableLm | Arch::GptNeoX => json!({"use_parallel_residual": spec.parallel}),
+        Arch::Bamba => {
+            // The class reads the part of a head here only.
+            let mut keys = rotary_keys(&rope);
+            let [.., part] = ["rope_theta", "rope_scaling", PART].map(|key| map.shift_remove(key));
+            keys[PART] = json!(part);
+            map.insert("rope_parameters".into(), keys);
+            Value::Object(granite::bamba_json(spec))
+        }
         Arch::MiniCpm3 => json!({
             "scale_emb": decimal(spec.embed_multiplier),
             "scale_depth": spec.residual_multiplier as f64 * (spec.layers as f64).sqrt(),
             "dim_model_base": (spec.logit_scale as f64 * spec.dim as f64).round() as usize,
         }),
+        Arch::Afmoe => json!({"mup_enabled": spec.scaled_embedding}),
+        Arch::GptJ => {
+            let [width, _] = ["intermediate_size", "rope_theta"].map(|key| map.shift_remove(key));
+            json!({"n_inner": width, "rotary_dim": spec.rotary_dim()})
+        }
         Arch::Glm4Moe => json!({"use_qk_norm": spec.qk_norm}),
         Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),
         Arch::Cohere | Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
@@ -267,6 +283,8 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
     map
 }
 
+const PART: &str = "partial_rotary_factor";
+
 /// Whether `rope_parameters` must have a section for each kind of layers, which transformers 4 does not read: its keys
 /// cannot say what these do. `theta` is the class's.
 fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
@@ -282,7 +300,7 @@ fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
 
 /// Whether a family's recurrent layers are Mamba.
 fn has_mamba(arch: Arch) -> bool {
-    matches!(arch, Arch::GraniteHybrid | Arch::NemotronH)
+    matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba)
 }
 
 /// The keys of sliding windows.
@@ -371,7 +389,7 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
         "n_positions": spec.max_len,
         "n_ctx": spec.max_len,
         "layer_norm_epsilon": decimal(spec.norm_eps),
-        "activation_function": "gelu_new",
+        "activation_function": if spec.activation == Activation::GeluExact { "gelu" } else { "gelu_new" },
         "embd_pdrop": decimal(spec.dropout),
         "resid_pdrop": decimal(spec.dropout),
         "attn_pdrop": 0.0,
@@ -416,6 +434,8 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("score scale", format!("{:?}", s.score_scale)),
             ("score softcap", s.score_cap.to_string()),
             ("logit softcap", s.logit_cap.to_string()),
+            ("activation", format!("{:?}", s.activation)),
+            ("parallel branches", s.parallel.to_string()),
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),
             ("mlp bias", s.mlp_bias.to_string()),
             ("tied head", s.tied.to_string()),

@@ -12,6 +12,8 @@ pub enum Naming {
     Around,
     /// As the modules of Idefics and SmolVLM are named.
     TextModel,
+    /// As GPT-NeoX is published, and written by transformers, whose class has `lm_head.` nevertheless.
+    EmbedOut,
     /// As Nemotron-H is published, and written by transformers, whose class has `model.` nevertheless.
     Backbone,
 }
@@ -29,7 +31,8 @@ const VISUAL: [&str; 8] = [
 ];
 
 impl Naming {
-    const ALL: [Naming; 5] = [Naming::Within, Naming::Around, Naming::TextModel, Naming::Backbone, Naming::Plain];
+    const ALL: [Naming; 6] =
+        [Naming::Within, Naming::Around, Naming::TextModel, Naming::Backbone, Naming::EmbedOut, Naming::Plain];
 
     /// The beginnings of names: ours, and the file's.
     fn prefixes(self) -> [(&'static str, &'static str); 2] {
@@ -38,12 +41,18 @@ impl Naming {
             Naming::Within => [("model.", "model.language_model."), ("lm_head.", "lm_head.")],
             Naming::TextModel => [("model.", "model.text_model."), ("lm_head.", "lm_head.")],
             Naming::Backbone => [("model.", "backbone."), ("lm_head.", "lm_head.")],
+            Naming::EmbedOut => [("gpt_neox.", "gpt_neox."), ("lm_head.", "embed_out.")],
             Naming::Around => [("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
         }
     }
     /// That of the files of a model with these tensors that has no vision tower.
     pub fn of_class<'a>(mut own: impl Iterator<Item = &'a str>) -> Naming {
-        if own.any(|name| name == "model.norm_f.weight") { Naming::Backbone } else { Naming::Plain }
+        let of = |name: &str| match name {
+            "model.norm_f.weight" => Some(Naming::Backbone),
+            "gpt_neox.final_layer_norm.weight" => Some(Naming::EmbedOut),
+            _ => None,
+        };
+        own.find_map(of).unwrap_or_default()
     }
     /// That of a model whose files have the tensors `names`.
     pub fn of<'a>(names: impl Iterator<Item = &'a String> + Clone) -> Naming {

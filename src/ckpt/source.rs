@@ -374,7 +374,7 @@ impl OpenedFiles {
         let mut missing = Vec::new();
         for want in &mut tensors.list {
             // A base model saved without its head has no prefix.
-            let bare = ["transformer.", "model."].iter().find_map(|p| want.name.strip_prefix(p));
+            let bare = ["transformer.", "model.", "gpt_neox."].iter().find_map(|p| want.name.strip_prefix(p));
             let bare = bare.filter(|_| !exact && tower.is_none());
             let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
             // Of tensors that share memory, some tools save the first by name.
@@ -460,7 +460,7 @@ fn is_unused_kv(name: &str, spec: &Spec) -> bool {
 const PREDICTORS: &str = "mtp.";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
-pub(super) const TABLES: [&str; 3] = ["embed_tokens.weight", "embeddings.weight", "wte.weight"];
+pub(super) const TABLES: [&str; 4] = ["embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight"];
 
 /// Whether a run creates the tensor if a model directory lacks it: adapters, and the score head of a reward model.
 pub fn is_created(segment: &Segment) -> bool {
@@ -469,8 +469,15 @@ pub fn is_created(segment: &Segment) -> bool {
 
 /// Buffers that older versions of transformers saved with a model, although they follow from its config.
 fn is_buffer(name: &str) -> bool {
-    const BUFFERS: [&str; 5] =
-        [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
+    const BUFFERS: [&str; 7] = [
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".attention.bias",
+        ".attention.masked_bias",
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+    ];
     BUFFERS.iter().any(|b| name.ends_with(b))
 }
 

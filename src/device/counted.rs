@@ -238,6 +238,8 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         geglu_backward(GluBackward) dy over [gate, up, dy, dgate, dup];
         gelu(Gelu) x over [x, y];
         gelu_backward(GeluBackward) x over [x, dy, dx];
+        gelu_exact(Gelu) x over [x, y];
+        gelu_exact_backward(GeluBackward) x over [x, dy, dx];
         scale_by(ScaleBy) x over [factor, x, x];
         scale_chosen(ScaleChosen) y over [chosen, weights, y];
         scale_chosen_backward(ScaleChosenBackward) dy over [chosen, weights, dy, dy];

@@ -25,8 +25,10 @@ pub struct AttentionBranch {
     pub qkv: Vec<Linear>,
     /// Biases of the projections in `qkv`.
     pub bias: Option<RowBias>,
-    /// The first projection gives each head's queries and then the gate of its outputs.
-    pub gated: bool,
+    /// How rows of the first projection differ from those that attention reads.
+    pub order: QkvOrder,
+    /// The gate of the outputs, if no projection in `qkv` gives it.
+    pub gate: Option<Linear>,
     pub transform: HeadTransform,
     /// Whether heads are sharded over tp.
     pub cut: bool,
@@ -50,18 +52,28 @@ pub struct AttentionBranch {
     pub post: Option<Norm>,
 }
 
+/// How rows of a projection differ from those that attention reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QkvOrder {
+    /// Not at all.
+    Same,
+    /// They are each head's queries and then the gate of its outputs.
+    Gated,
+    /// They go by key/value heads: the queries that share one, its key and its value.
+    ByHeads,
+}
+
 /// Transformation of queries and keys before attention.
 #[derive(Clone, Copy, Debug)]
 pub enum HeadTransform {
     /// None: positions are learned.
     None,
     Rope(RopeShape),
-    /// Each head is normalized first, with segments `wq` and `wk`; or, with `before`, rotated first and then
-    /// normalized. With `after`, the rotation of a part of it follows by itself.
+    /// Each head is normalized first, with segments of the weights of queries and of keys, or without weights; or, with
+    /// `before`, rotated first and then normalized. With `after`, the rotation of a part of it follows by itself.
     NormRope {
         shape: QkNormRopeShape,
-        wq: usize,
-        wk: usize,
+        weights: Option<[usize; 2]>,
         before: Option<RopeShape>,
         after: Option<RopeShape>,
         values: Option<ValueNorm>,
@@ -132,6 +144,14 @@ impl RowBias {
     }
 }
 
+/// The weights of norms of queries and keys: those of the segments, or ones.
+fn head_weights<'a>(cx: &Cx<'a>, w: Weights<'a>, shape: &QkNormRopeShape, of: Option<[usize; 2]>) -> [View<'a>; 2] {
+    match of {
+        Some(segments) => segments.map(|segment| w.get(segment)),
+        None => [cx.ones.slice(0..shape.head_dim); 2],
+    }
+}
+
 impl AttentionBranch {
     fn table<'a>(&self, cx: &Cx<'a>) -> View<'a> {
         cx.tables[self.turns as usize]
@@ -155,11 +175,12 @@ impl AttentionBranch {
         let AttentionSaved { qkv, branch, gate, core, latent: latents } = saved;
         let projected = if qkv.len() > 0 { &mut *qkv } else { &mut *rotated };
         for (i, projection) in self.qkv.iter().enumerate() {
-            let to = if self.gated && i == 0 { &mut scratch.queries } else { &mut *projected };
+            let to = if self.is_regrouped() && i == 0 { &mut scratch.queries } else { &mut *projected };
             projection.forward(cx, w, h.rows, &mut scratch.adapter, to.rows_mut(n))?;
         }
-        if self.gated {
-            self.regroup(cx, &mut scratch.queries, projected, gate, true)?;
+        self.regroup(cx, &mut scratch.queries, projected, gate, true)?;
+        if let Some(projection) = &self.gate {
+            projection.forward(cx, w, h.rows, &mut scratch.adapter, gate.rows_mut(n))?;
         }
         if let Some(latent) = &self.latent {
             let (latent_scratch, adapter) = (&mut scratch.latent, &mut scratch.adapter);
@@ -199,7 +220,7 @@ impl AttentionBranch {
             }
         }
         let Scratch { parts, adapter, stats, gated, latent, .. } = scratch;
-        let o = match self.gated {
+        let o = match self.is_gated() {
             true => {
                 dev.sigmoid_gate(SigmoidGate { gate: gate.rows(n), x: core.outputs(n), y: gated.rows_mut(n) })?;
                 gated.rows(n)
@@ -217,19 +238,47 @@ impl AttentionBranch {
         dev.add(x, y)
     }
 
-    /// Copies columns between the rows of queries with their gates and the two apart: from those rows, or to them.
+    fn is_gated(&self) -> bool {
+        self.order == QkvOrder::Gated || self.gate.is_some()
+    }
+    fn is_regrouped(&self) -> bool {
+        self.order != QkvOrder::Same
+    }
+    /// Copies columns between the rows of the first projection and those that attention reads: from the former, or to
+    /// them.
     fn regroup(&self, cx: &Cx, both: &mut Tensor, qkv: &mut Tensor, gate: &mut Tensor, apart: bool) -> Result<()> {
-        let (n, heads, width) = (cx.n, self.shape.heads, self.shape.head_dim);
-        let copy = |rows, both: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
+        let (n, AttentionShape { heads, kv_heads, head_dim: width, .. }) = (cx.n, self.shape);
+        let copy = |rows, width, both: (&mut Tensor, usize, usize), part: (&mut Tensor, usize, usize)| {
             let (from, to) = if apart { (both, part) } else { (part, both) };
             let ((src, at, src_row), (dst, to, dst_row)) = (from, to);
             cx.copy_columns([rows, width], (src.rows(n), src_row, at), (dst.rows_mut(n), dst_row, to))
         };
-        for head in 0..heads {
-            let row = qkv.width();
-            copy(n, (both, 2 * head * width, 2 * heads * width), (qkv, head * width, row))?;
+        let row = qkv.width();
+        match self.order {
+            QkvOrder::Same => Ok(()),
+            QkvOrder::Gated => {
+                for head in 0..heads {
+                    copy(n, width, (both, 2 * head * width, 2 * heads * width), (qkv, head * width, row))?;
+                }
+                copy(n * heads, width, (both, width, 2 * width), (gate, 0, width))
+            }
+            QkvOrder::ByHeads => {
+                let group = heads / kv_heads;
+                for head in 0..kv_heads {
+                    // In heads: how many, the first one of the projection, and that of attention's rows.
+                    let first = head * (group + 2);
+                    let parts = [
+                        (group, first, head * group),
+                        (1, first + group, heads + head),
+                        (1, first + group + 1, heads + kv_heads + head),
+                    ];
+                    for (many, from, to) in parts {
+                        copy(n, many * width, (both, from * width, row), (qkv, to * width, row))?;
+                    }
+                }
+                Ok(())
+            }
         }
-        copy(n * heads, (both, width, 2 * width), (gate, 0, width))
     }
 
     /// Multiplies rotated queries in rows `qkv`, or the gradient of such, by a factor of their position.
@@ -277,11 +326,11 @@ impl AttentionBranch {
                 parts,
             );
         }
-        let HeadTransform::NormRope { shape, wq, wk, before, after, values } = self.transform else {
+        let HeadTransform::NormRope { shape, weights, before, after, values } = self.transform else {
             return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
         };
         let table = if before.or(after).is_some() { cx.tables[TurnTable::None as usize] } else { self.table(cx) };
-        let (positions, wq, wk, n) = (cx.batch.positions, w.get(wq), w.get(wk), cx.n);
+        let (positions, [wq, wk], n) = (cx.batch.positions, head_weights(cx, w, &shape, weights), cx.n);
         let rstd = stats.rows_mut(n).slice(0..n * (shape.heads + shape.kv_heads));
         if let KvSharing::Takes(sight) = self.sharing {
             // Queries only, next to the keys and values of another block.
@@ -364,7 +413,7 @@ impl AttentionBranch {
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let mut o = saved.core.outputs(n);
-        if self.gated {
+        if self.is_gated() {
             let (gate, y) = (saved.gate.rows(n), scratch.gated.rows_mut(n));
             dev.sigmoid_gate(SigmoidGate { gate, x: o, y })?;
             o = scratch.gated.rows(n);
@@ -375,7 +424,7 @@ impl AttentionBranch {
             None => self.out.backward(cx, w, dw, o, d_branch.rows, adapter, d_o.rows_mut(n), false)?,
         }
         cx.release(d_branch)?;
-        if self.gated {
+        if self.is_gated() {
             let (gate, x) = (saved.gate.rows(n), saved.core.outputs(n));
             let (dy, dgate) = (scratch.d_o.rows_mut(n), scratch.dgate.rows_mut(n));
             dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })?;
@@ -411,7 +460,7 @@ impl AttentionBranch {
         match self.transform {
             HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
             HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
-            HeadTransform::NormRope { shape, wq, wk, before, after, values } => {
+            HeadTransform::NormRope { shape, weights, before, after, values } => {
                 let still = before.or(after).is_some();
                 let of_norm = if still { cx.tables[TurnTable::None as usize] } else { table };
                 if let Some(shape) = after {
@@ -419,19 +468,24 @@ impl AttentionBranch {
                 }
                 let dqkv = scratch.dqkv.rows_mut(n);
                 let unused = scratch.unused.rows_mut(2);
-                let (dwq, dwk) = match self.sharing {
-                    KvSharing::Takes(_) => {
+                let (dwq, dwk) = match (weights, self.sharing) {
+                    (None, _) => {
+                        let (queries, keys) = unused.split_at(shape.head_dim);
+                        (queries, keys.slice(0..shape.head_dim))
+                    }
+                    (Some([wq, _]), KvSharing::Takes(_)) => {
                         let (queries, keys) = unused.split_at(shape.head_dim);
                         (dw.get(wq)?.unwrap_or(queries), keys.slice(0..shape.head_dim))
                     }
-                    _ => dw.pair(wq, wk, unused)?,
+                    (Some([wq, wk]), _) => dw.pair(wq, wk, unused)?,
                 };
+                let [wq, wk] = head_weights(cx, w, &shape, weights);
                 dev.qk_norm_rope_backward(QkNormRopeBackward {
                     shape,
                     table: of_norm,
                     positions,
-                    wq: w.get(wq),
-                    wk: w.get(wk),
+                    wq,
+                    wk,
                     qkv: saved.qkv.rows(n),
                     rstd: scratch.head_stats.rows(n).slice(0..n * (shape.heads + shape.kv_heads)),
                     dqkv,
@@ -479,11 +533,9 @@ impl AttentionBranch {
             bias.grad(dev, dw, &mut scratch.bias_grad, scratch.dqkv.rows(n))?;
         }
 
-        if self.gated {
-            let Scratch { queries, dqkv, dgate, .. } = scratch;
-            self.regroup(cx, queries, dqkv, dgate, false)?;
-        }
-        let Scratch { h, stats, whole, parts, dqkv, dh, adapter, unused, queries, latent, .. } = scratch;
+        let Scratch { queries, dqkv, dgate, .. } = scratch;
+        self.regroup(cx, queries, dqkv, dgate, false)?;
+        let Scratch { h, stats, whole, parts, dqkv, dgate, dh, adapter, unused, queries, latent, .. } = scratch;
         self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
@@ -491,10 +543,13 @@ impl AttentionBranch {
                 return of.backward(cx, w, dw, h.rows, &saved.latent, latent, adapter, dqkv.rows(n), dh, unused);
             }
             for (i, projection) in self.qkv.iter().enumerate() {
-                let dy = if self.gated && i == 0 { &*queries } else { &*dqkv };
+                let dy = if self.is_regrouped() && i == 0 { &*queries } else { &*dqkv };
                 projection.backward(cx, w, dw, h.rows, dy.rows(n), adapter, dh.reborrow(), i > 0)?;
             }
-            Ok(())
+            match &self.gate {
+                Some(gate) => gate.backward(cx, w, dw, h.rows, dgate.rows(n), adapter, dh, true),
+                None => Ok(()),
+            }
         })?;
         cx.release(h)?;
         self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy, unused.rows_mut(2))

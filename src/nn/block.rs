@@ -5,7 +5,6 @@
 //! over memory, so backward recomputes them: 6 C + 2 F instead of 8 C + 3 F saved elements per token (C: model width,
 //! F: feed-forward width), for 0.3 % of the block's time in f32 and 0.9 % in bf16 (measured at C 768, F 3072, N 1024).
 use super::attention::AttentionBranch;
-use super::beside::Beside;
 use super::context::Cx;
 use super::conv::ConvBranch;
 use super::delta::DeltaBranch;
@@ -63,9 +62,9 @@ impl DecoderBlock {
             FeedForward::Sparse(sparse) => Some(sparse),
         }
     }
-    /// A dense branch next to experts: then the block goes on after them.
-    pub fn beside(&self) -> Option<&Beside> {
-        self.sparse().and_then(|sparse| sparse.beside.as_ref())
+    /// Whether norms follow the experts: then the block goes on after them.
+    pub fn goes_on(&self) -> bool {
+        self.sparse().is_some_and(SparseBranch::goes_on)
     }
     /// The first branch, if it is attention.
     pub fn attention(&self) -> Option<&AttentionBranch> {
@@ -88,10 +87,10 @@ impl DecoderBlock {
         // Backward multiplies the inputs of shared experts by factors first.
         let is_plain = self.sparse().is_none();
         let (keeps, of_mixer): (bool, Vec<&mut Linear>) = match &mut self.mixer {
-            Mixer::Attention(AttentionBranch { qkv, latent, out, .. }) => {
+            Mixer::Attention(AttentionBranch { qkv, gate, latent, out, .. }) => {
                 let keeps = is_plain && latent.is_none();
                 let latents = latent.iter_mut().flat_map(LatentProjections::linears);
-                (keeps, qkv.iter_mut().chain(latents).chain([out]).collect())
+                (keeps, qkv.iter_mut().chain(gate).chain(latents).chain([out]).collect())
             }
             Mixer::Delta(delta) => (false, delta.linears()),
             Mixer::Conv(conv) => (false, conv.linears()),
@@ -166,7 +165,7 @@ impl DecoderBlock {
         }
         y.map_or(Ok(()), |y| self.scale(cx, w, y))
     }
-    /// After the experts of a block with a dense branch next to them: assigns `saved`, and `y` if it is given.
+    /// After the experts of a block that goes on: assigns `saved`, and `y` if it is given.
     pub fn go_on(
         &self,
         cx: &Cx,
@@ -180,7 +179,7 @@ impl DecoderBlock {
                 Some(_) => Some(saved.per_layer.x.rows_mut(cx.rows())),
                 None => y.as_mut().map(ViewMut::reborrow),
             };
-            sparse.combine_beside(cx, w, &mut saved.mlp, scratch, y)?;
+            sparse.combine_normed(cx, w, &mut saved.mlp, scratch, y)?;
         }
         self.end(cx, w, saved, scratch, y)
     }
@@ -218,9 +217,9 @@ impl DecoderBlock {
         scratch: &mut Scratch,
         mut dy: ViewMut,
     ) -> Result<()> {
-        let Some(beside) = self.beside() else { return Ok(()) };
+        let Some(sparse) = self.sparse() else { return Ok(()) };
         self.end_backward(cx, w, dw, saved, scratch, dy.reborrow())?;
-        beside.open_backward(cx, w, dw, &saved.mlp, scratch, dy.as_view())
+        sparse.normed_backward(cx, w, dw, &saved.mlp, scratch, dy.as_view())
     }
     /// `dy (R, C)` becomes the gradient of `x` in place. Adds to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
@@ -234,7 +233,7 @@ impl DecoderBlock {
         scratch: &mut Scratch,
         mut dy: ViewMut,
     ) -> Result<()> {
-        if self.beside().is_none() {
+        if !self.goes_on() {
             self.end_backward(cx, w, dw, saved, scratch, dy.reborrow())?;
         }
         if self.parallel {

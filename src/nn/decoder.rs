@@ -158,7 +158,10 @@ impl Decoder {
         for (rope, table) in [(&self.spec.rope, table), (&self.spec.local_rope, &mut *local_table)] {
             if let Some(rope) = rope {
                 let (rows, d, forms) = (table.capacity(), table.width(), self.spec.forms());
-                let values = rope.table(d, rows / forms, self.spec.max_len, forms);
+                let mut values = rope.table(d, rows / forms, self.spec.max_len, forms);
+                if self.spec.turns_back {
+                    values.chunks_exact_mut(d).flat_map(|row| &mut row[d / 2..]).for_each(|sine| *sine = -*sine);
+                }
                 dev.upload(bytemuck::cast_slice(&values), table.rows_mut(rows))?;
             }
         }
@@ -265,7 +268,7 @@ impl Decoder {
                 block.forward(&cx, w, x, saved, scratch, None)?;
             }
             if let Some(sparse) = sparse {
-                if block.beside().is_some() {
+                if block.goes_on() {
                     if !whole {
                         self.experts(&cx, store, Pass::Backward, saved, scratch, None)?;
                         whole = true;
@@ -447,7 +450,7 @@ impl Decoder {
         if pass != Pass::Backward {
             store.release(layer, pass)?;
         }
-        if block.beside().is_some() {
+        if block.goes_on() {
             let w = store.acquire(cx.layer, pass)?;
             return block.go_on(cx, w, saved, scratch, y);
         }

@@ -44,6 +44,8 @@ pub struct SparseBranch {
     pub width: usize,
     pub shared: Option<SharedExpert>,
     pub beside: Option<Beside>,
+    /// Normalizes the output of the experts, the shared one included, before it is added to the residual.
+    pub post: Option<Norm>,
 }
 
 /// `sigmoid(h router) * down(silu(gate h) * up h)`, or `down(max(up h, 0)^2)` without a gate.
@@ -130,6 +132,8 @@ impl SparseBranch {
                 dev.sigmoid(Sigmoid { x: saved.shared_weight.rows_mut(n), dy: None })?;
             }
         }
+        // Backward of a norm needs its input.
+        let summed = output || self.post.is_some();
         if output {
             let experts = self.shape.experts;
             let first_sum = load.len().saturating_sub(experts);
@@ -137,7 +141,7 @@ impl SparseBranch {
             let counts = counts.slice(self.experts.index * experts..(self.experts.index + 1) * experts);
             dev.route_load(RouteLoad { probs: probs.rows(n), offsets: offsets.rows(1), counts, sums })?;
         }
-        if let Some(shared) = self.shared.as_ref().filter(|_| output) {
+        if let Some(shared) = self.shared.as_ref().filter(|_| summed) {
             shared.activation(cx, saved, shared_act.rows_mut(n))?;
             shared.down.forward(cx, w, shared_act.rows(n), adapter, shared_out.rows_mut(n))?;
         }
@@ -150,8 +154,12 @@ impl SparseBranch {
         cx.leave(DropoutSite::Mlp, y.reborrow())?;
         cx.dev.add(saved.x.rows(cx.rows()), y)
     }
-    /// The same with a dense branch next to the experts. Without `y`, only what backward needs.
-    pub fn combine_beside(
+    /// Whether norms follow the experts: then the block goes on after them.
+    pub fn goes_on(&self) -> bool {
+        self.beside.is_some() || self.post.is_some()
+    }
+    /// [`SparseBranch::combine`] of a block that goes on. Without `y`, only what backward needs.
+    pub fn combine_normed(
         &self,
         cx: &Cx,
         w: Weights,
@@ -161,10 +169,35 @@ impl SparseBranch {
     ) -> Result<()> {
         let out = saved.experts_out.rows_mut(cx.rows());
         self.output(cx, (&saved.routing, &saved.shared_weight), scratch, out)?;
-        match (&self.beside, y) {
-            (Some(beside), Some(y)) => beside.finish(cx, w, saved, scratch, y),
-            _ => Ok(()),
+        let (rows, Some(mut y)) = (cx.rows(), y) else { return Ok(()) };
+        if let Some(beside) = &self.beside {
+            return beside.finish(cx, w, saved, scratch, y);
         }
+        let (post, x) = (self.post.unwrap_or(Norm::Absent), saved.experts_out.rows(rows));
+        post.forward(cx, w, x, y.reborrow(), scratch.stats.rows_mut(rows))?;
+        cx.leave(DropoutSite::Mlp, y.reborrow())?;
+        cx.dev.add(saved.x.rows(rows), y)
+    }
+    /// The backward pass of [`SparseBranch::combine_normed`]: from the residual's gradient `dy`, assigns that of the
+    /// experts' output to `dh` of scratch.
+    pub fn normed_backward(
+        &self,
+        cx: &Cx,
+        w: Weights,
+        dw: &mut Grads,
+        saved: &MlpSaved,
+        scratch: &mut Scratch,
+        dy: View,
+    ) -> Result<()> {
+        if let Some(beside) = &self.beside {
+            return beside.open_backward(cx, w, dw, saved, scratch, dy);
+        }
+        let Some(post) = &self.post else { return Ok(()) };
+        let (rows, Scratch { h, stats, dh, masked, unused, .. }) = (cx.rows(), scratch);
+        let d_branch = cx.branch_grad(DropoutSite::Mlp, dy, masked)?;
+        let x = saved.experts_out.rows(rows);
+        post.branch_backward(cx, w, dw, x, d_branch, [h, stats, dh], unused.rows_mut(2))?;
+        Ok(())
     }
     /// Assigns the output of the experts, the shared one included.
     fn output(
@@ -215,7 +248,11 @@ impl SparseBranch {
         let Scratch { h, stats, whole, parts, dh, masked, adapter, sparse, unused, .. } = scratch;
         let Routing { probs, chosen, weights, places, .. } = &saved.routing;
         if let Some(shared) = &self.shared {
-            let d_branch = cx.whole(cx.branch_grad(DropoutSite::Mlp, dy.as_view(), masked)?, whole)?;
+            let d_branch = match self.post {
+                Some(_) => dh.rows(rows),
+                None => cx.branch_grad(DropoutSite::Mlp, dy.as_view(), masked)?,
+            };
+            let d_branch = cx.whole(d_branch, whole)?;
             let dy = d_branch.rows.slice(of_tokens.clone());
             let SparseScratch { shared_act, shared_dact, shared_dup, shared_dweight, .. } = sparse;
             shared.activation(cx, saved, shared_act.rows_mut(n))?;

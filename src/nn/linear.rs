@@ -77,6 +77,9 @@ impl Linear {
         Linear { first, ..self }
     }
 
+    pub fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
     /// Columns of its outputs.
     pub fn outputs(&self) -> usize {
         self.outputs

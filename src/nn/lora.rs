@@ -52,11 +52,12 @@ pub(super) fn remove(layouts: &mut [Layout]) {
 
 /// Whether the segment is the matrix of a router.
 fn is_router(segment: &Segment) -> bool {
-    const ROUTERS: [&str; 9] = [
+    const ROUTERS: [&str; 10] = [
         ".mixer.gate.weight",
         ".mlp.gate.weight",
         ".mlp.gate.wg.weight",
         ".mlp.router.weight",
+        ".mlp.router.gate.weight",
         ".router.proj.weight",
         ".feed_forward.gate.weight",
         ".block_sparse_moe.gate.weight",

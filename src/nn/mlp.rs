@@ -100,6 +100,7 @@ impl MlpBranch {
             Activation::SwiGlu => dev.swiglu(Glu { gate, up, y: act }),
             Activation::GeGlu => dev.geglu(Glu { gate, up, y: act }),
             Activation::Gelu => dev.gelu(Gelu { x: up, y: act }),
+            Activation::GeluExact => dev.gelu_exact(Gelu { x: up, y: act }),
             Activation::ReluSquared => dev.relu_squared(Gelu { x: up, y: act }),
             Activation::Xielu => dev.xielu(Xielu { curve: self.curve(w)?, x: up, y: act }),
         }
@@ -148,6 +149,7 @@ impl MlpBranch {
         match self.activation {
             Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
+            Activation::GeluExact => dev.gelu_exact_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
             Activation::ReluSquared => dev.relu_squared_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
             Activation::Xielu => {
                 let curve = self.curve(w)?;

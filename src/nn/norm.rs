@@ -13,8 +13,8 @@ pub enum Norm {
     /// LayerNorm: segments `w`, whose values may be stored minus 1, and, with biases, `b`; two f32 of statistics per
     /// row.
     Layer { w: usize, b: Option<usize>, eps: f32, from_one: bool },
-    /// LayerNorm without weights and biases; two f32 of statistics per row.
-    Bare { eps: f32 },
+    /// LayerNorm without weights and biases, or RMSNorm without; statistics as above.
+    Bare { eps: f32, rms: bool },
     /// The output is the input; no statistics.
     Absent,
 }
@@ -29,7 +29,10 @@ impl Norm {
                 let op = LayerNorm { eps, x, w: weights.get(w), b: b.map(|b| weights.get(b)), y, stats };
                 if from_one { dev.layernorm_from_one(op) } else { dev.layernorm(op) }
             }
-            Norm::Bare { eps } => dev.layernorm(LayerNorm { eps, x, w: cx.ones, b: None, y, stats }),
+            Norm::Bare { eps, rms: false } => dev.layernorm(LayerNorm { eps, x, w: cx.ones, b: None, y, stats }),
+            Norm::Bare { eps, rms: true } => {
+                dev.rmsnorm(RmsNorm { shape: RmsNormShape { eps, offset: 0.0 }, x, w: cx.ones, y, rstd: stats })
+            }
             Norm::Absent => dev.copy(x, y),
         }
     }
@@ -84,6 +87,10 @@ impl Norm {
                 };
                 let op = LayerNormBackward { x, w: weights.get(w), stats, dy, dx, dw, db };
                 if from_one { dev.layernorm_from_one_backward(op) } else { dev.layernorm_backward(op) }
+            }
+            Norm::Bare { eps, rms: true } => {
+                let (shape, w) = (RmsNormShape { eps, offset: 0.0 }, cx.ones);
+                dev.rmsnorm_backward(RmsNormBackward { shape, x, w, rstd: stats, dy, dx, dw: unused.slice(0..w.len()) })
             }
             Norm::Bare { .. } => {
                 let (w, (dw, db)) = (cx.ones, unused.split_at(cx.ones.len()));

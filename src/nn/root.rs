@@ -55,6 +55,8 @@ pub struct Root {
     pub positions: Option<(usize, usize)>,
     /// Factor of the token embeddings.
     pub embed_scale: f32,
+    /// Normalizes the token embeddings.
+    pub embed_norm: Option<Norm>,
     pub norm: Norm,
     /// The output projection; if tied, its weight is the token embedding.
     pub head: Linear,
@@ -112,8 +114,8 @@ impl Root {
         EmbedShape { rows: self.vocab, first: self.tokens.range(self.vocab).start, scale: self.scale(dtype) }
     }
 
-    /// Assigns `y (R, C)`, this rank's rows of the residual stream.
-    pub fn embed(&self, cx: &Cx, w: Weights, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+    /// Assigns the token embeddings of this rank's rows.
+    fn look_up(&self, cx: &Cx, w: Weights, parts: &mut Tensor, mut y: ViewMut) -> Result<()> {
         let (table, weight) = (self.table(y.dtype()), w.get(self.tokens.weight));
         if cx.split.sequence() && !self.tokens.cut() {
             // The table is whole on every rank: each looks up its own tokens, and padding rows are 0.
@@ -121,11 +123,20 @@ impl Root {
             let tokens = cx.batch.tokens.slice(mine.start.min(cx.n)..mine.end.min(cx.n));
             let (rows, rest) = y.reborrow().split_at(tokens.len() * self.head.inputs);
             cx.dev.zero(rest)?;
-            cx.dev.embed(Embed { shape: table, tokens, w: weight, y: rows, accumulate: false })?;
+            cx.dev.embed(Embed { shape: table, tokens, w: weight, y: rows, accumulate: false })
         } else {
             let tokens = cx.batch.tokens;
             let embed = |y: ViewMut| cx.dev.embed(Embed { shape: table, tokens, w: weight, y, accumulate: false });
-            cx.sum(self.tokens.cut(), &mut scratch.parts, y.reborrow(), embed)?;
+            cx.sum(self.tokens.cut(), parts, y, embed)
+        }
+    }
+    /// Assigns `y (R, C)`, this rank's rows of the residual stream.
+    pub fn embed(&self, cx: &Cx, w: Weights, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+        self.look_up(cx, w, &mut scratch.parts, y.reborrow())?;
+        if let Some(norm) = &self.embed_norm {
+            let (rows, Scratch { h, stats, .. }) = (cx.rows(), &mut *scratch);
+            cx.dev.copy(y.as_view(), h.rows_mut(rows))?;
+            norm.forward(cx, w, h.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         }
         if let Some((positions, rows)) = self.positions {
             let (shape, tokens, w) = (EmbedShape::whole(rows, 1.0), cx.batch.positions, w.get(positions));
@@ -154,6 +165,15 @@ impl Root {
             per_layer.backward(cx, w, &mut dw, x, inputs, adapter, unused.rows_mut(1), dx.reborrow())?;
         }
         cx.drop(DropoutSite::Embedding, dx.reborrow())?;
+        if let Some(norm) = &self.embed_norm {
+            let (rows, Scratch { h, stats, dh, parts, unused, .. }) = (cx.rows(), &mut *scratch);
+            self.look_up(cx, w, parts, h.rows_mut(rows))?;
+            norm.forward(cx, w, h.rows(rows), dh.rows_mut(rows), stats.rows_mut(rows))?;
+            cx.dev.zero(dh.rows_mut(rows))?;
+            let (x, stats, dy, d) = (h.rows(rows), stats.rows(rows), dx.as_view(), dh.rows_mut(rows));
+            norm.backward(cx, w, &mut dw, x, stats, dy, d, unused.rows_mut(2))?;
+            cx.dev.copy(dh.rows(rows), dx.reborrow())?;
+        }
         if let Some(dw) = dw.get(self.tokens.weight)? {
             let shape = self.table(dx.dtype());
             let dx = cx.whole(dx.as_view(), &mut scratch.whole)?;
@@ -441,14 +461,21 @@ impl Root {
         out: &mut [u8],
     ) -> Result<()> {
         let rows = cx.rows();
-        self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
-        let width = scratch.h.width();
-        let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
+        let Scratch { h, stats, whole, logits, adapter, .. } = scratch;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
+        let width = h.width();
+        let h = cx.whole(h.rows(rows), whole)?;
         let at = h.rows.slice(row * width..(row + 1) * width);
         let own = self.words.range(self.vocab).len();
         let (mine, rest) = next.rows_mut(1).split_at(own);
         cx.dev.zero(rest)?;
-        self.project(cx, w, at, &mut scratch.adapter, mine)?;
+        if self.head.has_bias() {
+            // A bias is added in its own dtype.
+            self.project(cx, w, at, adapter, logits.rows_mut(1))?;
+            cx.dev.copy(logits.rows(1), mine)?;
+        } else {
+            self.project(cx, w, at, adapter, mine)?;
+        }
         cx.release(h)?;
         if cx.batch.rows.is_some() {
             let sp = &cx.groups.sp;

@@ -107,7 +107,8 @@ table! {
         rotated,
         /// (N, heads + kv_heads) f32: 1/rms of each head; then (N, kv_heads) with norms on values.
         head_stats,
-        /// (N, 2 heads * head_dim): queries with their gates, then their gradients; empty without gates.
+        /// Rows of a projection in another order than attention reads, then their gradients: (N, 2 heads * head_dim),
+        /// queries with their gates; or (N, (heads + 2 kv_heads) head_dim), by heads; empty without.
         queries,
         /// (N, heads * head_dim): outputs times their gates.
         gated,

@@ -135,6 +135,20 @@ pub enum Arch {
     NemotronH,
     /// Llama with LayerNorm without weights.
     Olmo,
+    /// Norms without weights, of token embeddings and heads too, squared ReLU, opposite rotations.
+    NanoChat,
+    /// OLMo 2 with the experts of OLMoE.
+    FlexOlmo,
+    /// Qwen3 with windows, norms after the branches too, gates of attention's outputs and the experts of DeepSeek V3.
+    Afmoe,
+    /// Phi with adjacent rotary pairs, and without biases in attention.
+    GptJ,
+    /// Attention and Mamba 2 as in Granite 4, without its factors.
+    Bamba,
+    /// LayerNorm, parallel branches, rotary positions in part of a head, GELU, biases, also of the head.
+    Phi,
+    /// Phi with a norm of each branch, exact GELU, and a matrix that goes by heads.
+    GptNeoX,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -147,8 +161,10 @@ pub enum Activation {
     SwiGlu,
     /// gelu(gate) * up
     GeGlu,
-    /// gelu(up)
+    /// gelu(up), the tanh form
     Gelu,
+    /// gelu(up), exact
+    GeluExact,
     /// max(up, 0)^2
     ReluSquared,
     /// A curve of two learned numbers per block.
@@ -343,6 +359,8 @@ pub struct Spec {
     pub rotary_dim: Option<usize>,
     /// Which of them rotate together.
     pub rotary_pairs: RotaryPairs,
+    /// Rotations go in the opposite direction.
+    pub turns_back: bool,
     /// Whether each layer has rotary positions; empty if all have.
     pub rotated: Vec<bool>,
     /// Growth of queries with their position, without norms on queries or a second rotation.
@@ -364,6 +382,8 @@ pub struct Spec {
     pub out_bias: bool,
     /// Biases of the feed-forward layer.
     pub mlp_bias: bool,
+    /// Bias of the head.
+    pub head_bias: bool,
     /// Normalize each query and key head before rotation.
     pub qk_norm: bool,
     /// The same after rotation, with `qk_norm`.
@@ -392,6 +412,8 @@ pub struct Spec {
     pub single: Vec<Branch>,
     /// Attention's outputs are multiplied by sigmoid(gate); the projection to a head's queries also gives its gate.
     pub output_gate: bool,
+    /// With `output_gate`, a projection of its own gives the gate.
+    pub gate_apart: bool,
     /// Experts, if some blocks are sparse.
     pub experts: Option<Experts>,
     /// Normalize a branch's input; blocks without attention always do.
@@ -400,6 +422,8 @@ pub struct Spec {
     pub post_norms: bool,
     /// Both branches read the block's input, through one norm.
     pub parallel: bool,
+    /// With `parallel`, through a norm of each.
+    pub own_norms: bool,
     /// LayerNorm instead of RMSNorm, and whether it has biases.
     pub layer_norm: bool,
     pub norm_bias: bool,
@@ -413,10 +437,14 @@ pub struct Spec {
     pub sinks: bool,
     /// Queries, keys and values come from one matrix.
     pub fused_qkv: bool,
+    /// It goes by key/value heads: the queries that share one, its key and its value.
+    pub qkv_by_heads: bool,
     /// Gate and up come from one matrix.
     pub fused_gate_up: bool,
     /// Multiply token embeddings by the square root of `dim`.
     pub scaled_embedding: bool,
+    /// Normalize token embeddings, without weights.
+    pub embed_norm: bool,
     /// Factors of token embeddings, of a branch's output and of logits.
     pub embed_multiplier: f32,
     pub residual_multiplier: f32,
@@ -446,6 +474,7 @@ impl Default for Spec {
             local_rope: None,
             rotary_dim: None,
             rotary_pairs: RotaryPairs::Halves,
+            turns_back: false,
             rotated: Vec::new(),
             query_growth: None,
             window: 0,
@@ -457,6 +486,7 @@ impl Default for Spec {
             qkv_bias: false,
             out_bias: false,
             mlp_bias: false,
+            head_bias: false,
             qk_norm: false,
             norm_after_rope: false,
             row_norm: false,
@@ -471,10 +501,12 @@ impl Default for Spec {
             recurrent: Vec::new(),
             single: Vec::new(),
             output_gate: false,
+            gate_apart: false,
             experts: None,
             pre_norms: true,
             post_norms: false,
             parallel: false,
+            own_norms: false,
             layer_norm: false,
             norm_bias: false,
             bare_norms: false,
@@ -482,8 +514,10 @@ impl Default for Spec {
             latent: None,
             sinks: false,
             fused_qkv: false,
+            qkv_by_heads: false,
             fused_gate_up: false,
             scaled_embedding: false,
+            embed_norm: false,
             embed_multiplier: 1.0,
             residual_multiplier: 1.0,
             logit_scale: 1.0,

@@ -70,7 +70,7 @@ impl Spec {
         self.has(i, Branch::Mixer) && self.recurrence_of(i).is_none()
     }
     pub fn gated(&self) -> bool {
-        !matches!(self.activation, Activation::Gelu | Activation::ReluSquared | Activation::Xielu)
+        matches!(self.activation, Activation::SwiGlu | Activation::GeGlu)
     }
     /// Tokens that block `i` attends to; 0 means all.
     pub fn window_of(&self, i: usize) -> usize {

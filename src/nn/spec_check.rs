@@ -67,6 +67,12 @@ impl Spec {
                 "queries that grow with their position do not go with longrope: use another scaling",
             ));
         }
+        if self.bare_norms && self.qk_norm && self.head_dim > self.dim {
+            return Err(Error::input(format!(
+                "head_dim {} with hidden_size {}: heads with norms without weights must not be wider than the model",
+                self.head_dim, self.dim
+            )));
+        }
         if self.layer_inputs > 0 && self.layer_words < self.vocab {
             return Err(Error::input(format!(
                 "vocab_size_per_layer_input {} with vocab_size {}: every token needs a row",

@@ -52,28 +52,40 @@ pub struct Meaning {
 }
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+const AFMOE: [&str; 4] = [ATTENTION[0], ATTENTION[1], ATTENTION[2], "self_attn.gate_proj"];
+const GPT_J: [&str; 3] = ["attn.q_proj", "attn.k_proj", "attn.v_proj"];
 const NEMOTRON_H: [&str; 3] = ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"];
 /// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
 const LATENT: [&str; 2] = ["self_attn.q_b_proj", "self_attn.kv_b_proj"];
 /// Queries, keys and values as one matrix; gate and up as one.
-const QKV: &str = "self_attn.qkv_proj";
-const FUSED: [&str; 3] = [QKV, "mlp.gate_up_proj", "shared_mlp.input_linear"];
+const FUSED: [&str; 3] = ["self_attn.qkv_proj", "mlp.gate_up_proj", "shared_mlp.input_linear"];
 /// The style of fused matrices: each of their parts is sharded.
 const PACKED: &str = "packed_colwise";
 
 /// The modules at the beginning of a branch.
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
-        Arch::Phi3 => vec![QKV],
+        Arch::Phi3 | Arch::GptNeoX => vec![arch.family().modules.qkv],
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => LATENT.to_vec(),
         Arch::NemotronH => NEMOTRON_H.to_vec(),
+        Arch::Afmoe => AFMOE.to_vec(),
+        Arch::GptJ => GPT_J.to_vec(),
         _ => ATTENTION.to_vec(),
     }
 }
 fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
         Arch::Phi3 | Arch::Glm | Arch::Glm4 | Arch::GraniteHybrid => vec![arch.family().modules.gate_up],
-        Arch::Starcoder2 | Arch::Arcee | Arch::Jais2 | Arch::Nemotron | Arch::NemotronH | Arch::Apertus => {
+        Arch::Starcoder2
+        | Arch::Arcee
+        | Arch::Jais2
+        | Arch::Nemotron
+        | Arch::NemotronH
+        | Arch::Apertus
+        | Arch::NanoChat
+        | Arch::Phi
+        | Arch::GptJ
+        | Arch::GptNeoX => {
             vec![arch.family().modules.mlp[0]]
         }
         _ => vec![arch.family().modules.gate, arch.family().modules.mlp[0]],
@@ -109,7 +121,8 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 17] = [
+const HEAD_NORMED: [Arch; 18] = [
+    Arch::Afmoe,
     Arch::Apertus,
     Arch::ExaoneMoe,
     Arch::Mellum,
@@ -140,7 +153,10 @@ pub fn transformers(arch: Arch) -> TpPlan {
         mlp.iter().for_each(|module| drop(add(module, "colwise")));
         add(out, "rowwise");
     }
-    if !matches!(arch, Arch::Olmoe | Arch::Olmo2 | Arch::Olmo3 | Arch::OlmoHybrid | Arch::MiniMaxM2 | Arch::Phi3) {
+    if !matches!(
+        arch,
+        Arch::Olmoe | Arch::FlexOlmo | Arch::Olmo2 | Arch::Olmo3 | Arch::OlmoHybrid | Arch::MiniMaxM2 | Arch::Phi3
+    ) {
         // OLMo normalizes all heads together.
         attention_inputs(arch).iter().for_each(|module| drop(add(module, "colwise")));
         add(modules.attention_out, "rowwise");

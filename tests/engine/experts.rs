@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 24] = [
+const FAMILIES: [&str; 26] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -48,6 +48,8 @@ const FAMILIES: [&str; 24] = [
     "glm4_moe_normed",
     "granitemoehybrid",
     "nemotron_h",
+    "flex_olmo",
+    "afmoe",
 ];
 const TOLERANCE: f64 = 1e-5;
 

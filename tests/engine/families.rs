@@ -79,6 +79,12 @@ const CASES: &[&str] = &[
     "gemma4_experts",
     "granitemoehybrid_mamba",
     "nemotron_h",
+    "bamba",
+    "nanochat",
+    "gptj",
+    "phi",
+    "gpt_neox",
+    "gpt_neox_serial",
 ];
 /// Those of `families.py`, which also has files of transformers 4.
 const FOUR: usize = 23;

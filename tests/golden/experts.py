@@ -84,9 +84,14 @@ CASES = {
     "nemotron_h": dict(num_hidden_layers=5, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"], head_dim=10, mamba_num_heads=4,
                        mamba_head_dim=6, n_groups=2, ssm_state_size=6, chunk_size=16, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3,
                        moe_intermediate_size=14, moe_shared_expert_intermediate_size=10, routed_scaling_factor=2.5),
+    # The experts' output is normalized.
+    "flex_olmo": dict(num_experts=5, num_experts_per_tok=2),
+    "afmoe": dict(head_dim=10, num_hidden_layers=4, global_attn_every_n_layers=2, sliding_window=4, num_dense_layers=1, num_experts=5, num_experts_per_tok=2,
+                  moe_intermediate_size=14, num_shared_experts=2, route_scale=1.5, mup_enabled=True, attention_bias=True,
+                  rope_parameters=dict(rope_type="default", rope_theta=100.0)),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):

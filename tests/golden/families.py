@@ -178,9 +178,25 @@ CASES = {
     # Blocks of one branch each.
     "nemotron_h": ("nemotron_h", dict(**NEMOTRON_H, num_hidden_layers=5, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
                                       mlp_bias=True, time_step_min=0.9), dict(time_step_min=0.001)),
+    # Attention with rotary positions among Mamba layers.
+    "bamba": ("bamba", dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16,
+                            num_hidden_layers=3, max_position_embeddings=128, attn_layer_indices=[1], head_dim=12, attention_bias=True,
+                            rope_parameters=rope("default", partial_rotary_factor=0.5)),
+              dict(rope_parameters=rope("default", partial_rotary_factor=1.0))),
+    "phi": ("phi", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5),
+            dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    # Both branches read the block's input, each through a norm of its own; or one after the other.
+    "gpt_neox": ("gpt_neox", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5),
+                 dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    "gpt_neox_serial": ("gpt_neox", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5,
+                                         use_parallel_residual=False, attention_bias=False, hidden_act="gelu_fast", tie_word_embeddings=True),
+                        dict(use_parallel_residual=True)),
+    "gptj": ("gptj", dict(vocab_size=VOCAB, n_embd=40, n_layer=2, n_head=4, n_inner=22, n_positions=32, rotary_dim=4, bos_token_id=None, eos_token_id=None),
+             dict(rotary_dim=8)),
+    "nanochat": ("nanochat", dict(hidden_size=40, rope_parameters=rope("default"), final_logit_softcapping=1.5), dict(final_logit_softcapping=15.0)),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
-RECURRENT = {"qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}
+RECURRENT = {"bamba", "qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}
 SPARSE = {"gemma4_experts"}  # errors of bf16 say little: another expert may be chosen
 
 
@@ -197,7 +213,7 @@ def runnable(config):
 
 
 def build(model_type, keys):
-    sizes = {} if model_type == "gpt2" else SIZES
+    sizes = {} if model_type in ("gpt2", "gptj") else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = runnable(AutoConfig.for_model(model_type, **every))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()

@@ -15,7 +15,7 @@ pub enum WindowKeys {
     Switched(Option<usize>),
 }
 
-/// A flag's key, and its default.
+/// A flag's key, which is empty if the class has none, and its default.
 type Flag = Option<(&'static str, bool)>;
 
 pub struct Defaults {
@@ -29,8 +29,6 @@ pub struct Defaults {
     pub theta: f64,
     pub window: WindowKeys,
     pub activation: Activation,
-    /// Queries, keys and values have biases, whatever a key says.
-    pub always_biased: bool,
     pub qkv_bias: Flag,
     pub out_bias: Flag,
     pub mlp_bias: Flag,
@@ -42,6 +40,9 @@ pub struct Defaults {
 /// `attention_bias`, off.
 const ATTENTION_BIAS: Flag = Some(("attention_bias", false));
 
+/// Biases that no key turns off.
+const ALWAYS: Flag = Some(("", true));
+
 /// What most families have, and no biases.
 const PLAIN: Defaults = Defaults {
     kv_heads: None,
@@ -51,7 +52,6 @@ const PLAIN: Defaults = Defaults {
     theta: 10_000.0,
     window: WindowKeys::Never,
     activation: Activation::SwiGlu,
-    always_biased: false,
     qkv_bias: None,
     out_bias: None,
     mlp_bias: None,
@@ -86,6 +86,7 @@ impl Activation {
             Activation::SwiGlu => ("hidden_act", "silu"),
             Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
             Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
+            Activation::GeluExact => ("hidden_act", "gelu"),
             Activation::ReluSquared => ("hidden_act", "relu2"),
             Activation::Xielu => ("hidden_act", "xielu"),
         }
@@ -108,7 +109,7 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::Qwen2 => {
-                Defaults { kv_heads: Some(32), window: WindowKeys::Switched(Some(4096)), always_biased: true, ..PLAIN }
+                Defaults { kv_heads: Some(32), window: WindowKeys::Switched(Some(4096)), qkv_bias: ALWAYS, ..PLAIN }
             }
             Arch::Qwen2Moe => Defaults {
                 kv_heads: Some(16),
@@ -121,6 +122,21 @@ impl Defaults {
             }
             Arch::Qwen3Moe => Defaults { kv_heads: Some(4), window: WindowKeys::Unclear, ..BIASED },
             Arch::Olmoe | Arch::Olmo2 => OLMO,
+            Arch::NanoChat => Defaults { activation: Activation::ReluSquared, ..BIASED },
+            Arch::FlexOlmo => Defaults { theta: 500_000.0, ..BIASED },
+            Arch::Afmoe => Defaults {
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                window: WindowKeys::Given(Some(1024)),
+                ..BIASED
+            },
+            Arch::GptJ => Defaults {
+                eps: ("layer_norm_epsilon", 1e-5),
+                activation: Activation::Gelu,
+                mlp_bias: ALWAYS,
+                pairs: RotaryPairs::Adjacent,
+                ..PLAIN
+            },
             Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
             Arch::Gemma2 | Arch::VaultGemma => GEMMA,
             Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },
@@ -307,6 +323,31 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::Olmo => Defaults { eps: ("", 1e-5), ..BIASED },
+            Arch::Bamba => Defaults {
+                kv_heads: Some(8),
+                eps: ("rms_norm_eps", 1e-5),
+                mlp_bias: Some(("mlp_bias", false)),
+                part: Some(0.5),
+                ..BIASED
+            },
+            Arch::Phi => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                activation: Activation::Gelu,
+                qkv_bias: ALWAYS,
+                out_bias: ALWAYS,
+                mlp_bias: ALWAYS,
+                part: Some(0.5),
+                ..PLAIN
+            },
+            Arch::GptNeoX => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                activation: Activation::GeluExact,
+                qkv_bias: Some(("attention_bias", true)),
+                out_bias: Some(("attention_bias", true)),
+                mlp_bias: ALWAYS,
+                part: Some(0.25),
+                ..PLAIN
+            },
             Arch::Gpt => PLAIN,
         }
     }

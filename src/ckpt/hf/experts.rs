@@ -68,6 +68,7 @@ impl ExpertKeys {
             Arch::GraniteHybrid => ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 1024)), ..LOCAL },
             Arch::GptOss => ExpertKeys { count: ("num_local_experts", 128), top_k: 4, clamped: true, ..LOCAL },
             Arch::Olmoe => ExpertKeys { count: all(64), top_k: 8, normalize: Some(false), aux_coef: 0.01, ..LOCAL },
+            Arch::FlexOlmo => ExpertKeys { count: all(7), top_k: 5, normalize: Some(false), aux_coef: 0.01, ..LOCAL },
             Arch::HunyuanMoe => ExpertKeys { count: all(1), top_k: 1, shared: SharedWidth::AsOthers, ..LOCAL },
             Arch::Qwen2Moe => ExpertKeys {
                 count: all(60),

@@ -1,6 +1,7 @@
-//! The keys of Granite and its descendants: multipliers, and the layers of Granite 4. Never reads other keys.
+//! The keys of Granite and its descendants: multipliers, and the layers of Granite 4 and of Bamba. Never reads other
+//! keys.
 use super::keys::{ConfigKeys, decimal, object};
-use super::lists::kinds;
+use super::lists::{kinds, numbers};
 use super::mamba::MambaKeys;
 use crate::base::{Error, Result};
 use crate::nn::{Recurrence, Spec};
@@ -18,7 +19,7 @@ pub fn multiplied(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     })
 }
 
-/// The names of the keys of Granite 4's Mamba layers.
+/// The names of the keys of Mamba layers, in Granite 4 and in Bamba.
 const MAMBA: MambaKeys = MambaKeys {
     heads: ("mamba_n_heads", 128),
     groups: ("mamba_n_groups", 1),
@@ -66,6 +67,28 @@ pub fn hybrid_json(spec: &Spec) -> Map<String, Value> {
         Some(Recurrence::Delta(net)) => map.extend(MAMBA.json(net, spec.dim)),
         // The class checks that its default divides the width.
         _ => drop(map.insert(MAMBA.heads.0.into(), json!(1))),
+    }
+    map
+}
+
+/// Bamba: Mamba layers but for those that the file lists.
+pub fn bamba(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
+    keys.only("z_loss_coefficient", &[json!(0), json!(0.0)])?;
+    // The class ignores the model's own key, and reads the one in `rope_parameters`.
+    keys.only("partial_rotary_factor", &[json!(0.5)])?;
+    keys.known(["num_logits_to_keep"]);
+    let attends = numbers(keys, ATTENTION, spec.layers)?.unwrap_or_default();
+    let recurrent: Vec<bool> = (0..spec.layers).map(|i| !attends.contains(&i)).collect();
+    Ok(Spec { recurrence: Some(Recurrence::Delta(MAMBA.read(keys, spec.dim)?)), recurrent, ..spec })
+}
+const ATTENTION: &str = "attn_layer_indices";
+
+/// The keys of Bamba's layers.
+pub fn bamba_json(spec: &Spec) -> Map<String, Value> {
+    let attends: Vec<usize> = (0..spec.layers).filter(|&i| spec.attends(i)).collect();
+    let mut map = object(json!({ATTENTION: attends}));
+    if let Some(Recurrence::Delta(net)) = &spec.recurrence {
+        map.extend(MAMBA.json(net, spec.dim));
     }
     map
 }

@@ -6,12 +6,19 @@ use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
 
 /// A model type's name for a key, and ours.
-const NAMES: [(&str, &str, &str); 9] = [
+const NAMES: [(&str, &str, &str); 16] = [
     ("ernie4_5_moe", "moe_k", "num_experts_per_tok"),
     ("ernie4_5_moe", "moe_num_experts", "num_experts"),
     ("ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"),
     ("exaone_moe", "num_experts", "n_routed_experts"),
     ("exaone_moe", "num_shared_experts", "n_shared_experts"),
+    ("gpt_neox", "rotary_emb_base", "rope_theta"),
+    ("gpt_neox", "rotary_pct", "partial_rotary_factor"),
+    ("gptj", "activation_function", "hidden_act"),
+    ("gptj", "n_embd", "hidden_size"),
+    ("gptj", "n_head", "num_attention_heads"),
+    ("gptj", "n_layer", "num_hidden_layers"),
+    ("gptj", "n_positions", "max_position_embeddings"),
     ("granitemoehybrid", "layers_block_type", "layer_types"),
     ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
     ("internlm3", "bias", "mlp_bias"),
@@ -118,6 +125,15 @@ mod tests {
             read(all)
         };
         assert_eq!(hunyuan(json!({})).unwrap().experts.unwrap().top_k, 2);
+        // As published with transformers 4.
+        let pythia =
+            read(json!({"model_type": "gpt_neox", "hidden_act": "gelu", "rotary_emb_base": 2000, "rotary_pct": 0.25,
+                                 "num_key_value_heads": 2}));
+        let pythia = pythia.unwrap();
+        assert_eq!((pythia.rotary_dim, pythia.rope.unwrap().theta, pythia.kv_heads), (Some(2), 2000.0, 6));
+        let gpt_j =
+            read(json!({"model_type": "gptj", "n_embd": 48, "n_head": 6, "n_inner": 40, "rotary_dim": 4})).unwrap();
+        assert_eq!((gpt_j.arch, gpt_j.ff, gpt_j.rotary_dim), (Arch::GptJ, 40, Some(4)));
         let granite = json!({"model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["attention", "attention"]});
         assert_eq!(read(granite.clone()).unwrap().ff, 1024);
         let changed = |key: &str, value: Value| {
@@ -133,6 +149,8 @@ mod tests {
             (changed("mamba_proj_bias", json!(true)), "mamba_proj_bias is true"),
             (changed("time_step_limit", json!([0.1])), "time_step_limit is [0.1]"),
             (read(json!({"model_type": "ernie4_5_moe", "use_bias": true})), "use_bias is true"),
+            (read(json!({"model_type": "phi", "hidden_act": "relu"})), "must be \"gelu\" or"),
+            (read(json!({"model_type": "bamba", "partial_rotary_factor": 1.0})), "partial_rotary_factor is 1.0"),
             (read(json!({"model_type": "cohere", "use_qk_norm": true})), "use_qk_norm is true"),
             (read(json!({"model_type": "stablelm", "qk_layernorm": true})), "qk_layernorm is true"),
         ] {

@@ -92,33 +92,63 @@ pub(super) fn activation_key(arch: Arch, activation: Activation) -> (&'static st
     (if arch == Arch::NemotronH { "mlp_hidden_act" } else { key }, name)
 }
 
+/// Whether all heads have equal shares of the model's width, and keys and values of their own: the class has no keys
+/// that say otherwise.
+pub(super) fn has_equal_heads(arch: Arch) -> bool {
+    matches!(arch, Arch::GptNeoX | Arch::GptJ)
+}
+
+/// Gemma's activation, and what else is only in its files.
+fn geglu(keys: &ConfigKeys, arch: Arch) -> Result<()> {
+    // The first class reads the first key, the others the second.
+    let (read, unused) = match arch {
+        Arch::Gemma => ("hidden_act", "hidden_activation"),
+        _ => ("hidden_activation", "hidden_act"),
+    };
+    keys.get(unused);
+    keys.only(read, &[json!("gelu_pytorch_tanh")])?;
+    match arch {
+        // Text is causal with it.
+        Arch::Gemma4 => keys.only("use_bidirectional_attention", &[json!(false), json!("vision")])?,
+        Arch::Gemma3 => keys.only("use_bidirectional_attention", &[json!(false)])?,
+        // transformers accepts the key and ignores it.
+        _ => keys.known(["use_bidirectional_attention"]),
+    }
+    Ok(())
+}
+
+/// The form of GELU that a file asks for.
+fn gelu(keys: &ConfigKeys, key: &str, default: Activation) -> Result<Activation> {
+    const TANH: [&str; 3] = ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"];
+    const EXACT: &str = "gelu";
+    match keys.text(key)? {
+        None => Ok(default),
+        Some(EXACT) => Ok(Activation::GeluExact),
+        Some(name) if TANH.contains(&name) => Ok(Activation::Gelu),
+        Some(_) => Err(keys.unsupported(key, &[EXACT, TANH[0], TANH[1], TANH[2]].map(Value::from))),
+    }
+}
+
 /// Llama and its descendants: first what they share, then what only some have ([`special`]).
 fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let of = Defaults::of(arch);
     let size = |key, setting| keys.need(key, |keys, key| keys.size(key, setting));
     let (dim, heads) = (size("hidden_size", "embed_dim")?, size("num_attention_heads", "num_heads")?);
     let layers = size("num_hidden_layers", "num_layers")?;
-    if of.activation == Activation::GeGlu {
-        // The first class reads the first key, the others the second.
-        let (read, unused) = match arch {
-            Arch::Gemma => ("hidden_act", "hidden_activation"),
-            _ => ("hidden_activation", "hidden_act"),
-        };
-        keys.get(unused);
-        keys.only(read, &[json!("gelu_pytorch_tanh")])?;
-        match arch {
-            // Text is causal with it.
-            Arch::Gemma4 => keys.only("use_bidirectional_attention", &[json!(false), json!("vision")])?,
-            Arch::Gemma3 => keys.only("use_bidirectional_attention", &[json!(false)])?,
-            // transformers accepts the key and ignores it.
-            _ => keys.known(["use_bidirectional_attention"]),
+    let activation = match of.activation {
+        Activation::GeGlu => {
+            geglu(keys, arch)?;
+            Activation::GeGlu
         }
-    } else {
-        let (key, name) = activation_key(arch, of.activation);
-        // Names of one function.
-        let also = if name == "silu" { "swish" } else { name };
-        keys.only(key, &[json!(name), json!(also)])?;
-    }
+        Activation::Gelu | Activation::GeluExact => gelu(keys, "hidden_act", of.activation)?,
+        other => {
+            let (key, name) = activation_key(arch, other);
+            // Names of one function.
+            let also = if name == "silu" { "swish" } else { name };
+            keys.only(key, &[json!(name), json!(also)])?;
+            other
+        }
+    };
     let flag = |key: Option<(&str, bool)>| match key {
         Some((key, default)) => Ok::<_, Error>(keys.flag(key)?.unwrap_or(default)),
         None => Ok(false),
@@ -126,6 +156,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     let latent = scored::latent(keys, arch)?;
     let head_dim = match &latent {
         Some(latent) => latent.head_dim(),
+        None if has_equal_heads(arch) => dim / heads.max(1),
         None => keys.size("head_dim", "head_dim")?.or(of.head_dim).unwrap_or(dim / heads.max(1)),
     };
     let (window, windowed) = windows(keys, arch, layers)?;
@@ -141,6 +172,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             let width = keys.size("intermediate_size", "ff_hidden_dim")?;
             width.or(keys.size("moe_intermediate_size", "ff_hidden_dim")?).unwrap_or(1280)
         }
+        Arch::GptJ => keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
         _ => size("intermediate_size", "ff_hidden_dim")?,
     };
     let spec = Spec {
@@ -149,15 +181,18 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         dim,
         layers,
         heads,
-        kv_heads: keys
-            .or("num_key_value_heads", of.kv_heads.unwrap_or(heads), |keys, key| keys.size(key, "num_kv_heads"))?
-            .unwrap_or(heads),
+        kv_heads: match has_equal_heads(arch) {
+            true => heads,
+            false => keys
+                .or("num_key_value_heads", of.kv_heads.unwrap_or(heads), |keys, key| keys.size(key, "num_kv_heads"))?
+                .unwrap_or(heads),
+        },
         head_dim,
         ff,
         max_len,
         norm_eps: if of.eps.0.is_empty() { None } else { keys.fraction(of.eps.0)? }.unwrap_or(of.eps.1) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(of.tied),
-        activation: of.activation,
+        activation,
         rope: Some(rope),
         query_growth: if arch == Arch::Ministral3 { Some(query_growth(keys)?) } else { None },
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
@@ -166,7 +201,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         rotary_pairs: of.pairs,
         window,
         windowed,
-        qkv_bias: of.always_biased || flag(of.qkv_bias)?,
+        qkv_bias: flag(of.qkv_bias)?,
         out_bias: flag(of.out_bias)?,
         mlp_bias: flag(of.mlp_bias)?,
         experts: experts::read(keys, arch, layers, ff)?,
@@ -196,6 +231,17 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Cohere => {
             keys.only("use_qk_norm", &[json!(false)])?;
             Spec { logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
+        }
+        Arch::Bamba => granite::bamba(keys, spec)?,
+        Arch::Phi => {
+            keys.only("qk_layernorm", &[json!(false)])?;
+            Spec { parallel: true, layer_norm: true, norm_bias: true, head_bias: true, ..spec }
+        }
+        Arch::GptNeoX => {
+            keys.known(["classifier_dropout"]); // of another class
+            let parallel = keys.flag("use_parallel_residual")?.unwrap_or(true);
+            let spec = Spec { parallel, own_norms: parallel, layer_norm: true, norm_bias: true, ..spec };
+            Spec { fused_qkv: true, qkv_by_heads: true, ..spec }
         }
         Arch::StableLm => {
             keys.only("qk_layernorm", &[json!(false)])?;
@@ -261,7 +307,24 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         }
         Arch::Gemma4 => gemma::special(keys, spec)?,
         Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
-        Arch::Olmo2 | Arch::Olmo3 => Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec },
+        Arch::NanoChat => {
+            let logit_cap = cap("final_logit_softcapping", 15.0)?;
+            let spec = Spec { bare_norms: true, embed_norm: true, logit_cap, ..spec };
+            Spec { qk_norm: true, norm_after_rope: true, turns_back: true, ..spec }
+        }
+        Arch::Afmoe => {
+            let scaled_embedding = keys.flag("mup_enabled")?.unwrap_or(false);
+            let rotated = windows();
+            let spec = Spec { qk_norm: true, post_norms: true, output_gate: true, gate_apart: true, ..spec };
+            Spec { scaled_embedding, rotated, ..spec }
+        }
+        Arch::GptJ => {
+            let rotary_dim = keys.or("rotary_dim", 64, |keys, key| keys.size(key, "head_dim"))?;
+            Spec { parallel: true, layer_norm: true, norm_bias: true, head_bias: true, rotary_dim, ..spec }
+        }
+        Arch::FlexOlmo | Arch::Olmo2 | Arch::Olmo3 => {
+            Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec }
+        }
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
         Arch::GraniteHybrid => granite::hybrid(keys, spec)?,
         Arch::HyperClovaX => granite::hyperclovax(keys, spec)?,
@@ -378,6 +441,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Arch::Gemma4 => 6,
         Arch::Olmo3 => 4,
         Arch::Cohere2 => keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1),
+        Arch::Afmoe => keys.whole("global_attn_every_n_layers")?.unwrap_or(4).max(1),
         // A file with a pattern such as "LLLG" lists the layers too.
         Arch::Exaone4 | Arch::ExaoneMoe if keys.present("layer_types").is_none() && window.is_some() => {
             keys.whole("sliding_window_pattern")?.unwrap_or(4).max(1)
@@ -394,7 +458,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         _ => 0,
     };
     let others = [Arch::Qwen3Next, Arch::Qwen35, Arch::Qwen35Moe, Arch::OlmoHybrid, Arch::Lfm2, Arch::Lfm2Moe];
-    if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH) {
+    if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba) {
         return Ok((0, Vec::new()));
     }
     let mut windowed = match layer_types(keys, layers)? {
@@ -429,7 +493,6 @@ fn layer_types(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<bool>>> {
 }
 
 fn gpt2(keys: &ConfigKeys) -> Result<Spec> {
-    keys.only("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
     keys.only("scale_attn_weights", &[json!(true)])?;
     for off in ["scale_attn_by_inverse_layer_idx", "add_cross_attention", "reorder_and_upcast_attn"] {
         keys.only(off, &[json!(false)])?;
@@ -460,7 +523,7 @@ fn gpt2(keys: &ConfigKeys) -> Result<Spec> {
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
         dropout: keys.fraction("resid_pdrop")?.unwrap_or(0.1) as f32,
         rope: None,
-        activation: Activation::Gelu,
+        activation: gelu(keys, "activation_function", Activation::Gelu)?,
         ..Spec::default()
     })
 }

@@ -191,7 +191,7 @@ impl ScoredExperts {
 pub fn biased(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<Option<Experts>> {
     let sigmoid = match arch {
         Arch::Ernie45Moe => false,
-        Arch::MiniMaxM2 => true,
+        Arch::MiniMaxM2 | Arch::Afmoe => true,
         _ => return Ok(None),
     };
     let size = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "num_experts")?.unwrap_or(default));
@@ -204,6 +204,19 @@ pub fn biased(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result
         keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;
         let (count, top_k) = (size("num_local_experts", 256)?, size("num_experts_per_tok", 8)?);
         return Ok(Some(Experts { count, top_k, ff, ..experts }));
+    }
+    if arch == Arch::Afmoe {
+        let ff = keys.size("moe_intermediate_size", "ff_hidden_dim")?.unwrap_or(1408);
+        let scale = keys.positive("route_scale")?.unwrap_or(1.0) as f32;
+        return Ok(Some(Experts {
+            count: size("num_experts", 64)?,
+            top_k: size("num_experts_per_tok", 6)?,
+            ff,
+            shared_ff: ff * keys.whole("num_shared_experts")?.unwrap_or(2),
+            dense: (0..keys.whole("num_dense_layers")?.unwrap_or(1).min(layers)).collect(),
+            rule: Some(RouteRule { scale, ..rule }),
+            ..experts
+        }));
     }
     keys.only("use_bias", &[json!(false)])?;
     // A bound of the sum of weights, which no sum of probabilities reaches.
@@ -227,6 +240,16 @@ pub fn experts_json(spec: &Spec) -> Option<Value> {
     let (e, rule) = (spec.experts.as_ref()?, spec.experts.as_ref()?.rule?);
     match spec.arch {
         Arch::MiniMaxM2 => return Some(json!({"num_local_experts": e.count, "num_experts_per_tok": e.top_k})),
+        Arch::Afmoe => {
+            return Some(json!({
+                "num_experts": e.count,
+                "num_experts_per_tok": e.top_k,
+                "num_shared_experts": e.shared_ff.checked_div(e.ff).unwrap_or(0),
+                "moe_intermediate_size": e.ff,
+                "num_dense_layers": e.dense.len(),
+                "route_scale": decimal(rule.scale),
+            }));
+        }
         Arch::Ernie45Moe => {
             let sparse: Vec<usize> = (0..spec.layers).filter(|&i| spec.experts_of(i).is_some()).collect();
             let step = sparse.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(1);

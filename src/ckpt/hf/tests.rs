@@ -1,8 +1,8 @@
 //! Every family's config round-trips; files of transformers 4 and 5 read the same; unsupported keys are named. Never
 //! reads a file.
 use super::*;
-use crate::device::ops::RouteRule;
-use crate::nn::{Activation, Experts, Latent};
+use crate::device::ops::{DeltaShape, RouteRule, StateRule};
+use crate::nn::{Activation, DeltaForm, Experts, Latent};
 
 fn llama() -> Spec {
     Spec {
@@ -234,6 +234,14 @@ fn sized(arch: Arch) -> Spec {
             ..scored
         },
         Arch::Glm4Moe | Arch::Dots1 => scored,
+        Arch::GptNeoX | Arch::GptJ => Spec { kv_heads: llama().heads, head_dim: 8, ..llama() },
+        Arch::Bamba => {
+            let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
+            let shape = DeltaShape { key_heads: 1, value_heads: 4, key_dim: 8, value_dim: 2 * llama().dim / 4, rule };
+            let net = DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } };
+            let recurrence = Some(Recurrence::Delta(net));
+            Spec { recurrence, recurrent: vec![true; llama().layers], ..llama() }
+        }
         Arch::Gemma4 => Spec { local_rope: Some(Rotary::new(10_000.0)), ..llama() },
         _ => llama(),
     }

@@ -1,7 +1,7 @@
 //! The GPT-2 family as data, with the tensor names of Hugging Face's `GPT2LMHeadModel`, so checkpoints need no
 //! conversion.
 use crate::device::ops::AttentionShape;
-use crate::nn::attention::{AttentionBranch, HeadTransform};
+use crate::nn::attention::{AttentionBranch, HeadTransform, QkvOrder};
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::cache::cached_before;
 use crate::nn::context::TurnTable;
@@ -11,7 +11,7 @@ use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::root::{Root, VocabRows};
 use crate::nn::shared_kv::KvSharing;
-use crate::nn::spec::{Activation, Spec};
+use crate::nn::spec::Spec;
 
 pub fn root(spec: &Spec) -> (Layout, Root) {
     let &Spec { vocab, dim, max_len, .. } = spec;
@@ -33,6 +33,7 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
             per_layer: None,
             positions,
             embed_scale: 1.0,
+            embed_norm: None,
             norm,
             head,
             words,
@@ -52,7 +53,8 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         norm: norm(&mut layout, name("ln_1"), spec),
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, Init::NORMAL)],
         bias: None,
-        gated: false,
+        order: QkvOrder::Same,
+        gate: None,
         transform: HeadTransform::None,
         cut: false,
         turns: TurnTable::None,
@@ -76,7 +78,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
     let mlp = MlpBranch {
         norm: norm(&mut layout, name("ln_2"), spec),
         cut: false,
-        activation: Activation::Gelu,
+        activation: spec.activation,
         gate: None,
         up: linear(&mut layout, name("mlp.c_fc"), dim, ff, Init::NORMAL),
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),

@@ -2,7 +2,7 @@
 //! conversion. The [`Spec`] determines which modules exist, never the family's name; the [`Split`] determines this
 //! rank's shards.
 use crate::device::ops::{AttentionShape, QkNormRopeShape, RmsNormShape, RopeShape, RouteShape};
-use crate::nn::attention::{AttentionBranch, HeadTransform, RowBias, RowPart};
+use crate::nn::attention::{AttentionBranch, HeadTransform, QkvOrder, RowBias, RowPart};
 use crate::nn::beside::Beside;
 use crate::nn::block::{DecoderBlock, FeedForward, Mixer};
 use crate::nn::cache::cached_before;
@@ -27,12 +27,12 @@ use crate::nn::value_norm::ValueNorm;
 
 pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let &Spec { vocab, dim, .. } = spec;
-    let mut names = Names { prefix: "model.".into(), layout: Layout::default(), spec, split };
+    let modules = &spec.arch.family().modules;
+    let mut names = Names { prefix: format!("{}.", modules.base), layout: Layout::default(), spec, split };
     let table = |names: &mut Names, name: &str, over: Slice| VocabRows {
         weight: names.cut(name, WEIGHT, &[vocab, dim], 0, over, Init::NORMAL),
         over,
     };
-    let modules = &spec.arch.family().modules;
     let tokens = table(&mut names, modules.embedding, split.part(split.cuts.embedding));
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let (width, words) = (spec.layer_inputs, spec.layer_words);
@@ -58,13 +58,17 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         _ => table(&mut names, "lm_head", split.part(split.cuts.head)),
     };
     let embed_scale = if spec.scaled_embedding { (dim as f64).sqrt() as f32 } else { spec.embed_multiplier };
-    let head = Linear::new(words.weight, words.range(spec.outputs()).len(), dim);
+    let mut head = Linear::new(words.weight, words.range(spec.outputs()).len(), dim);
+    if spec.head_bias && !spec.score {
+        head = head.bias(names.cut("lm_head", BIAS, &[vocab], 0, words.over, Init::ZEROS));
+    }
     let &Spec { score, logit_scale, logit_cap, .. } = spec;
     let root = Root {
         tokens,
         per_layer,
         positions: None,
         embed_scale,
+        embed_norm: spec.embed_norm.then_some(Norm::Bare { eps: spec.norm_eps, rms: true }),
         norm,
         head,
         words,
@@ -82,7 +86,9 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let local = split.local(spec);
     let (row, heads, kv_heads) = (local.qkv(), local.heads, local.kv_heads);
     let by_heads = split.part(split.cuts.attention);
-    let mut names = Names { prefix: format!("model.layers.{i}."), layout: Layout::default(), spec, split };
+    let modules = &spec.arch.family().modules;
+    let prefix = format!("{}.{}.{i}.", modules.base, modules.layers);
+    let mut names = Names { prefix, layout: Layout::default(), spec, split };
     if !spec.attends(i) {
         let mixer = match spec.recurrence_of(i) {
             Some(Recurrence::Delta(net)) => Mixer::Delta(delta(&mut names, net)),
@@ -100,7 +106,6 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         None => KvSharing::Own,
     };
     let takes = sharing == KvSharing::Takes(sight);
-    let modules = &spec.arch.family().modules;
     let norm = names.branch_norm(spec.pre_norms, modules.attention_norms[0]);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
     // Ranks that share a key/value head hold all of them and compute with one.
@@ -108,9 +113,11 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let q = (spec.heads, heads, None);
     let kv = (spec.kv_heads, kv_heads, shared);
     let latent = spec.latent.map(|latent| names.latent(latent, heads, by_heads));
-    if spec.fused_qkv {
+    if spec.qkv_by_heads {
+        qkv.push(names.column(modules.qkv, spec.qkv(), by_heads, spec.qkv_bias));
+    } else if spec.fused_qkv {
         let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
-        qkv.push(Linear::new(names.parts("self_attn.qkv_proj", rows, by_heads), row, dim));
+        qkv.push(Linear::new(names.parts(modules.qkv, rows, by_heads), row, dim));
     }
     let apart = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
     let without = match sharing {
@@ -121,7 +128,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     for (name, (all, own, shared)) in apart.filter(|_| !spec.fused_qkv && latent.is_none()) {
         let (width, first) = (own * head_dim, shared.unwrap_or(0) * head_dim);
         let (is_q, name) = (name == "q_proj", &format!("{}.{name}", modules.attention));
-        if spec.output_gate && is_q {
+        if spec.output_gate && !spec.gate_apart && is_q {
             qkv.push(names.column(name, 2 * all * head_dim, by_heads, false));
             column += width;
             continue;
@@ -137,13 +144,19 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
         column += width;
     }
+    let gate = (spec.output_gate && spec.gate_apart).then(|| {
+        let name = format!("{}.gate_proj", modules.attention);
+        names.column(&name, spec.heads * head_dim, by_heads, false)
+    });
     let row = local.qkv();
     let (rotated, pairs) = (spec.rotary_dim(), spec.rotary_pairs);
     let rope = RopeShape { heads: heads + kv_heads, head_dim, rotated, pairs, row };
     let transform = if spec.qk_norm {
         let [q, k] = modules.head_norms;
-        let wq = names.scale(q, head_dim, names.head_norm());
-        let wk = if takes { wq } else { names.scale(k, head_dim, names.head_norm()) };
+        let weights = (!spec.bare_norms).then(|| {
+            let wq = names.scale(q, head_dim, names.head_norm());
+            [wq, if takes { wq } else { names.scale(k, head_dim, names.head_norm()) }]
+        });
         let normed_keys = if takes { 0 } else { kv_heads };
         let shape = QkNormRopeShape { heads, kv_heads: normed_keys, head_dim, norm: names.rms() };
         let from = heads + if spec.values_are_keys(i) { 0 } else { kv_heads };
@@ -152,7 +165,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let before = (spec.norm_after_rope && spec.is_rotated(i)).then_some(rope);
         let in_part = spec.rotated_in_part() && spec.is_rotated(i);
         let after = (in_part && before.is_none()).then_some(rope);
-        HeadTransform::NormRope { shape, wq, wk, before, after, values }
+        HeadTransform::NormRope { shape, weights, before, after, values }
     } else if spec.row_norm {
         let widths = [heads * head_dim, kv_heads * head_dim];
         let [q, k] = modules.head_norms;
@@ -173,8 +186,13 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let attention = AttentionBranch {
         norm,
         qkv,
-        bias: (spec.qkv_bias && spec.latent.is_none()).then_some(RowBias(biases)),
-        gated: spec.output_gate,
+        bias: (!biases.is_empty()).then_some(RowBias(biases)),
+        order: match (spec.output_gate && !spec.gate_apart, spec.qkv_by_heads) {
+            (true, _) => QkvOrder::Gated,
+            (_, true) => QkvOrder::ByHeads,
+            _ => QkvOrder::Same,
+        },
+        gate,
         transform,
         cut: split.cuts.attention,
         turns,
@@ -237,7 +255,7 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
     let &Spec { dim, ff, .. } = spec;
     let (modules, by_columns) = (&spec.arch.family().modules, split.part(split.cuts.mlp));
     let [up, down] = modules.mlp;
-    let norm = match spec.parallel {
+    let norm = match spec.parallel && !spec.own_norms {
         true => first,
         false => names.branch_norm(pre, modules.mlp_norms[0]),
     };
@@ -341,8 +359,12 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let columns = names.split.part(names.split.cuts.mlp);
     let summed = if columns.of > 1 { Tp::Summed } else { Tp::Same };
     let beside = experts.beside.then(|| beside(names, count, summed));
-    let norm = names
-        .norm(if beside.is_some() { "pre_feedforward_layernorm_2" } else { arch.family().modules.mlp_norms[0] }, dim);
+    let [pre, post] = arch.family().modules.mlp_norms;
+    let norm = match beside {
+        Some(_) => names.norm("pre_feedforward_layernorm_2", dim),
+        None => names.branch_norm(names.spec.pre_norms, pre),
+    };
+    let post = (names.spec.post_norms && beside.is_none()).then(|| names.norm(post, dim));
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));
@@ -395,10 +417,10 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let index = (0..i).filter(|&i| names.spec.experts_of(i).is_some()).count();
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
-    let (activation, normed) = (names.spec.activation, beside.is_some());
+    let (activation, normed) = (names.spec.activation, beside.is_some() || post.is_some());
     let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, activation, normed, width: dim };
     let cut = names.split.cuts.mlp;
-    SparseBranch { norm, cut, shape, router, router_bias, rule, experts, width: dim, shared, beside }
+    SparseBranch { norm, cut, shape, router, router_bias, rule, experts, width: dim, shared, beside, post }
 }
 
 /// Tensors of an expert whose gate and up are one.

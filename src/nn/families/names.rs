@@ -154,7 +154,7 @@ impl Names<'_> {
     }
     pub fn norm(&mut self, name: &str, width: usize) -> Norm {
         if self.spec.bare_norms {
-            return Norm::Bare { eps: self.spec.norm_eps };
+            return Norm::Bare { eps: self.spec.norm_eps, rms: !self.spec.layer_norm };
         }
         let w = self.scale(name, width, self.residual_norm());
         let &Spec { norm_eps: eps, norm_from_one: from_one, .. } = self.spec;

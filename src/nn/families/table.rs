@@ -17,6 +17,10 @@ pub struct Family {
 
 /// Names of modules within a block.
 pub struct ModuleNames {
+    /// The model without its head.
+    pub base: &'static str,
+    /// Its blocks.
+    pub layers: &'static str,
     /// Attention.
     pub attention: &'static str,
     /// The table of token embeddings.
@@ -27,6 +31,8 @@ pub struct ModuleNames {
     pub mlp_norms: [&'static str; 2],
     /// Norms of queries and keys.
     pub head_norms: [&'static str; 2],
+    /// Queries, keys and values as one matrix.
+    pub qkv: &'static str,
     /// The projection that ends the attention branch.
     pub attention_out: &'static str,
     /// Gate, if there is one.
@@ -86,11 +92,14 @@ const GRANITE_SPARSE: SparseNames = SparseNames {
 };
 
 const LLAMA: ModuleNames = ModuleNames {
+    base: "model",
+    layers: "layers",
     attention: "self_attn",
     embedding: "embed_tokens",
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    qkv: "self_attn.qkv_proj",
     attention_out: "self_attn.o_proj",
     gate: "mlp.gate_proj",
     mlp: ["mlp.up_proj", "mlp.down_proj"],
@@ -187,6 +196,50 @@ const NEMOTRON_H: ModuleNames = ModuleNames {
     last_norm: "norm_f",
     ..LLAMA
 };
+const AFMOE: ModuleNames = ModuleNames {
+    mlp_norms: ["pre_mlp_layernorm", "post_mlp_layernorm"],
+    sparse: SparseNames { router: "router.gate", correction: ("expert_bias", 1), ..SPARSE },
+    ..LLAMA
+};
+const FLEX_OLMO: ModuleNames = ModuleNames { mlp_norms: ["", "post_feedforward_layernorm"], ..LLAMA };
+/// Both branches read one norm's output.
+const GPT_J: ModuleNames = ModuleNames {
+    base: "transformer",
+    layers: "h",
+    attention: "attn",
+    embedding: "wte",
+    attention_norms: ["ln_1", ""],
+    mlp_norms: ["ln_1", ""],
+    attention_out: "attn.out_proj",
+    mlp: ["mlp.fc_in", "mlp.fc_out"],
+    last_norm: "ln_f",
+    ..LLAMA
+};
+const NANOCHAT: ModuleNames = ModuleNames { mlp: PHI.mlp, ..LLAMA };
+const BAMBA: ModuleNames = ModuleNames {
+    mlp_norms: ["pre_ff_layernorm", ""],
+    gate: "feed_forward.gate_proj",
+    mlp: ["feed_forward.up_proj", "feed_forward.down_proj"],
+    last_norm: "final_layernorm",
+    ..LLAMA
+};
+const PHI: ModuleNames = ModuleNames {
+    mlp_norms: LLAMA.attention_norms,
+    attention_out: "self_attn.dense",
+    mlp: ["mlp.fc1", "mlp.fc2"],
+    last_norm: "final_layernorm",
+    ..LLAMA
+};
+const GPT_NEOX: ModuleNames = ModuleNames {
+    base: "gpt_neox",
+    attention: "attention",
+    embedding: "embed_in",
+    qkv: "attention.query_key_value",
+    attention_out: "attention.dense",
+    mlp: ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
+    last_norm: "final_layer_norm",
+    ..LLAMA
+};
 
 macro_rules! families {
     ($($arch:ident $name:literal $model_type:literal $class:literal $scored:expr, $modules:ident;)*) => {
@@ -266,6 +319,13 @@ families! {
     Apertus "apertus" "apertus" "ApertusForCausalLM" None, APERTUS;
     NemotronH "nemotron_h" "nemotron_h" "NemotronHForCausalLM" None, NEMOTRON_H;
     Olmo "olmo" "olmo" "OlmoForCausalLM" Some("OlmoForSequenceClassification"), LLAMA;
+    NanoChat "nanochat" "nanochat" "NanoChatForCausalLM" None, NANOCHAT;
+    FlexOlmo "flex_olmo" "flex_olmo" "FlexOlmoForCausalLM" None, FLEX_OLMO;
+    Afmoe "afmoe" "afmoe" "AfmoeForCausalLM" None, AFMOE;
+    GptJ "gptj" "gptj" "GPTJForCausalLM" Some("GPTJForSequenceClassification"), GPT_J;
+    Bamba "bamba" "bamba" "BambaForCausalLM" None, BAMBA;
+    Phi "phi" "phi" "PhiForCausalLM" Some("PhiForSequenceClassification"), PHI;
+    GptNeoX "gpt_neox" "gpt_neox" "GPTNeoXForCausalLM" Some("GPTNeoXForSequenceClassification"), GPT_NEOX;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 

@@ -4,7 +4,9 @@ use crate::base::{DType, Error, Result};
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{
+    ALL_LINEAR, Activation, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules,
+};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -131,7 +133,10 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
     let (t, l) = (&s.tune, &s.lora);
     let targets = || match l.target_modules.clone() {
         // PEFT's default for these families.
-        None if spec.fused_qkv => vec!["qkv_proj".into()],
+        None if spec.fused_qkv => {
+            let qkv = spec.arch.family().modules.qkv;
+            vec![qkv.rsplit('.').next().unwrap_or(qkv).into()]
+        }
         None => vec!["q_proj".into(), "v_proj".into()],
         // By name, because PEFT's `all-linear` has adapters for routers too, and for matrices that it refuses.
         Some(names)
@@ -241,6 +246,10 @@ fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
                 spec.arch.name()
             )))
         }
+        _ if device != DeviceName::Cpu && spec.activation == Activation::GeluExact => Err(Error::input(format!(
+            "GPUs have no kernel for the exact GELU of {} (hidden_act gelu): use --device cpu",
+            spec.arch.name()
+        ))),
         _ => Ok(()),
     }
 }
@@ -292,4 +301,17 @@ fn fits_a_word(e: &EngineOptions) -> Result<()> {
          these sizes",
         s.layers, s.dim, s.ff, s.vocab, e.tokens
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_refuse_what_they_have_no_kernel_for() {
+        let exact = Spec { arch: Arch::GptNeoX, activation: Activation::GeluExact, ..Spec::default() };
+        assert!(computes(DeviceName::Cpu, &exact).is_ok() && computes(DeviceName::Cuda, &Spec::default()).is_ok());
+        let refused = computes(DeviceName::Cuda, &exact).unwrap_err().to_string();
+        assert!(refused.contains("exact GELU of gpt_neox"), "{refused}");
+    }
 }

@@ -81,6 +81,8 @@ impl Device for CpuDevice {
         geglu_backward(GluBackward) gate => activation::geglu_backward;
         gelu(Gelu) x => activation::gelu;
         gelu_backward(GeluBackward) x => activation::gelu_backward;
+        gelu_exact(Gelu) x => activation::gelu_exact;
+        gelu_exact_backward(GeluBackward) x => activation::gelu_exact_backward;
         sigmoid_gate(SigmoidGate) x => conv::sigmoid_gate;
         sigmoid_gate_backward(SigmoidGateBackward) x => conv::sigmoid_gate_backward;
         relu_squared(Gelu) x => activation::relu_squared;
