@@ -65,7 +65,7 @@ FAMILIES = {
     "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
                                n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
     "bamba": dict(**WIDE, mamba_n_heads=6, mamba_expand=2, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, attn_layer_indices=[1, 3]),
-    "nanochat": {}, "gptj": dict(rotary_dim=6), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
+    "nanochat": {}, "granite_swa": dict(sliding_window=9, layer_rope_theta=[10000.0, 500.0, 500.0, 0], **MULTIPLIERS), "gptj": dict(rotary_dim=6), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
     "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),

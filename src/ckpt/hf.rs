@@ -220,6 +220,10 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map["use_post_norm"] = json!(spec.post_norms);
             map
         }
+        Arch::GraniteSwa => {
+            map.extend(granite::swa_json(spec));
+            granite::json(spec)
+        }
         Arch::GraniteHybrid => {
             map.extend(granite::hybrid_json(spec));
             granite::json(spec)

@@ -135,6 +135,8 @@ pub enum Arch {
     NemotronH,
     /// Llama with LayerNorm without weights.
     Olmo,
+    /// Granite with attention sinks, a sliding window in most layers and a rotary base of each layer.
+    GraniteSwa,
     /// Norms without weights, of token embeddings and heads too, squared ReLU, opposite rotations.
     NanoChat,
     /// OLMo 2 with the experts of OLMoE.

@@ -81,6 +81,7 @@ const CASES: &[&str] = &[
     "nemotron_h",
     "bamba",
     "nanochat",
+    "granite_swa",
     "gptj",
     "phi",
     "gpt_neox",

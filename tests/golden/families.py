@@ -194,6 +194,11 @@ CASES = {
     "gptj": ("gptj", dict(vocab_size=VOCAB, n_embd=40, n_layer=2, n_head=4, n_inner=22, n_positions=32, rotary_dim=4, bos_token_id=None, eos_token_id=None),
              dict(rotary_dim=8)),
     "nanochat": ("nanochat", dict(hidden_size=40, rope_parameters=rope("default"), final_logit_softcapping=1.5), dict(final_logit_softcapping=15.0)),
+    # The last layer has no rotary positions.
+    "granite_swa": ("granite_swa", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, layer_rope_theta=[100.0, 20.0, 0],
+                                        layer_types=["full_attention", "sliding_attention", "sliding_attention"], embedding_multiplier=3.0,
+                                        attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0),
+                    dict(layer_rope_theta=[100.0, 100.0, 100.0])),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
 RECURRENT = {"bamba", "qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}

@@ -122,6 +122,13 @@ impl Defaults {
             }
             Arch::Qwen3Moe => Defaults { kv_heads: Some(4), window: WindowKeys::Unclear, ..BIASED },
             Arch::Olmoe | Arch::Olmo2 => OLMO,
+            Arch::GraniteSwa => Defaults {
+                kv_heads: Some(4),
+                eps: ("rms_norm_eps", 1e-5),
+                tied: true,
+                window: WindowKeys::Given(Some(128)),
+                ..Defaults::of(Arch::Granite)
+            },
             Arch::NanoChat => Defaults { activation: Activation::ReluSquared, ..BIASED },
             Arch::FlexOlmo => Defaults { theta: 500_000.0, ..BIASED },
             Arch::Afmoe => Defaults {

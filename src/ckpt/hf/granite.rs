@@ -3,8 +3,8 @@
 use super::keys::{ConfigKeys, decimal, object};
 use super::lists::{kinds, numbers};
 use super::mamba::MambaKeys;
-use crate::base::{Error, Result};
-use crate::nn::{Recurrence, Spec};
+use crate::base::{Error, Result, quote};
+use crate::nn::{Recurrence, Rotary, Spec};
 use serde_json::{Map, Value, json};
 
 /// The multipliers of Granite.
@@ -69,6 +69,48 @@ pub fn hybrid_json(spec: &Spec) -> Map<String, Value> {
         _ => drop(map.insert(MAMBA.heads.0.into(), json!(1))),
     }
     map
+}
+
+/// Granite with windows. Each layer has a rotary base of its own, 0 without rotary positions; here all layers with a
+/// window have one, and all others.
+pub fn swa(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
+    let spec = Spec { sinks: true, ..multiplied(keys, spec)? };
+    let (Some(list), Some(rope)) = (keys.present(THETAS), spec.rope.clone()) else { return Ok(spec) };
+    let theta = |value: &Value| value.as_f64().filter(|theta| *theta >= 0.0 && theta.is_finite());
+    let thetas = list.as_array().and_then(|list| list.iter().map(theta).collect::<Option<Vec<f64>>>());
+    let Some(thetas) = thetas.filter(|thetas| thetas.len() == spec.layers) else {
+        let what =
+            format!("{THETAS} is {}; it must list a number from 0 for each of {} layers", quote(list), spec.layers);
+        return Err(Error::input(what));
+    };
+    let of = |windowed: bool| {
+        let mut own =
+            (0..spec.layers).filter(|&i| (spec.window_of(i) > 0) == windowed && thetas[i] > 0.0).map(|i| thetas[i]);
+        let first = own.next();
+        match own.find(|theta| Some(*theta) != first) {
+            Some(_) => Err(Error::input(format!(
+                "{THETAS} is {}; layers with a window must have one base, and so must the others",
+                quote(list)
+            ))),
+            None => Ok(first),
+        }
+    };
+    let (full, local) = (of(false)?, of(true)?);
+    let with = |theta: Option<f64>| Rotary { theta: theta.unwrap_or(rope.theta), ..rope.clone() };
+    let local_rope = local.filter(|_| full.is_some() && full != local).map(|_| with(local));
+    let rotated = if thetas.contains(&0.0) { thetas.iter().map(|theta| *theta > 0.0).collect() } else { Vec::new() };
+    Ok(Spec { rope: Some(with(full.or(local))), local_rope, rotated, ..spec })
+}
+const THETAS: &str = "layer_rope_theta";
+
+/// The keys of Granite with windows besides the multipliers.
+pub fn swa_json(spec: &Spec) -> Map<String, Value> {
+    let theta = |i| match [&spec.rope, &spec.local_rope] {
+        _ if !spec.is_rotated(i) => 0.0,
+        [_, Some(local)] if spec.uses_local_rope(i) => local.theta,
+        [rope, _] => rope.as_ref().map_or(0.0, |rope| rope.theta),
+    };
+    object(json!({THETAS: (0..spec.layers).map(theta).collect::<Vec<f64>>()}))
 }
 
 /// Bamba: Mamba layers but for those that the file lists.

@@ -326,6 +326,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec }
         }
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
+        Arch::GraniteSwa => granite::swa(keys, spec)?,
         Arch::GraniteHybrid => granite::hybrid(keys, spec)?,
         Arch::HyperClovaX => granite::hyperclovax(keys, spec)?,
         Arch::HunyuanDense | Arch::HunyuanMoe => Spec { qk_norm: true, norm_after_rope: true, ..spec },
@@ -473,7 +474,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Some(types) => types,
         None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
         None if arch == Arch::Mellum => vec![false; layers],
-        None if arch == Arch::Cwm => (0..layers).map(|i| i % 4 != 0).collect(),
+        None if matches!(arch, Arch::Cwm | Arch::GraniteSwa) => (0..layers).map(|i| i % 4 != 0).collect(),
         // Those without rotary positions.
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),

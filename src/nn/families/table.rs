@@ -319,6 +319,7 @@ families! {
     Apertus "apertus" "apertus" "ApertusForCausalLM" None, APERTUS;
     NemotronH "nemotron_h" "nemotron_h" "NemotronHForCausalLM" None, NEMOTRON_H;
     Olmo "olmo" "olmo" "OlmoForCausalLM" Some("OlmoForSequenceClassification"), LLAMA;
+    GraniteSwa "granite_swa" "granite_swa" "GraniteSWAForCausalLM" None, LLAMA;
     NanoChat "nanochat" "nanochat" "NanoChatForCausalLM" None, NANOCHAT;
     FlexOlmo "flex_olmo" "flex_olmo" "FlexOlmoForCausalLM" None, FLEX_OLMO;
     Afmoe "afmoe" "afmoe" "AfmoeForCausalLM" None, AFMOE;
