@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks what the default build does not compile: the features png, mpi and cust, no feature at all (with clippy) and the fuzz targets, with the stable
-# compiler; tests charts with png. Links nothing, so neither CUDA nor libFuzzer is needed. Prints SKIPPED for mpi if there is no mpicc.
+# compiler. Links nothing, so neither CUDA nor libFuzzer is needed. Prints SKIPPED for mpi if there is no mpicc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(scripts/target.sh)
@@ -23,6 +23,3 @@ cargo clippy --quiet --no-default-features --lib --bins -- -D warnings
 # fuzz/ has no lock file: use ours, to check the tested versions. The library is never linked.
 [ -e fuzz/Cargo.lock ] || cp Cargo.lock fuzz/Cargo.lock
 CUSTOM_LIBFUZZER_PATH=$target/libfuzzer.a CARGO_TARGET_DIR=$target cargo check --quiet --manifest-path fuzz/Cargo.toml
-
-# With its own programs, since the gate's release build has no PNG.
-env -u FLATSHARD_TEST_EXPERIMENTS cargo test --quiet --features png --test experiments -- plot chart
