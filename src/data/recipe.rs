@@ -147,10 +147,15 @@ impl Recipe {
         if text && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
-        if shape == Some(Shape::Completion) && present(row, "label").is_some_and(Value::is_boolean) {
+        let labeled = match shape {
+            Some(Shape::Completion) => present(row, "label").is_some_and(Value::is_boolean),
+            Some(Shape::Messages | Shape::Conversations) => present(row, "label") == Some(&Value::Bool(false)),
+            _ => false,
+        };
+        if labeled {
             return Err(
-                "has a `label`, true or false, next to its completion: the undesirable answers would be learned. \
-                        Use `objective: kto`, or remove the label"
+                "has a `label`, true or false, next to its answer: the undesirable ones would be learned. Use \
+                        `objective: kto`, or remove the label"
                     .into(),
             );
         }

@@ -26,6 +26,12 @@ const SAMPLE_KEYS: [&str; 3] = ["ids", "logprobs", "reward"];
 /// How far samplers' log-probabilities exceed 0 when they round.
 const ROUNDING: f64 = 1e-4;
 
+/// Whether a field is a mask of tokens without loss, as samples with tools have them.
+fn is_masked(key: &str, value: &Value) -> bool {
+    let out = |value: &Value| *value == Value::Bool(false) || value.as_f64() == Some(0.0);
+    key.ends_with("mask") && value.as_array().is_some_and(|mask| mask.iter().any(out))
+}
+
 impl Recipe {
     /// See [Note: rollouts].
     pub(super) fn group(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
@@ -44,6 +50,11 @@ impl Recipe {
                 return Err(of_sample(format!("is {}; an object is expected", kind(sample))));
             };
             let ids = self.sample_numbers(sample, &mut numbers).map_err(of_sample)?;
+            if let Some(mask) = sample.iter().find_map(|(key, value)| is_masked(key, value).then_some(key)) {
+                let why =
+                    "that leaves out tokens, but all of `ids` are trained on: remove what the model did not write";
+                return Err(of_sample(format!("has a `{mask}` {why}")));
+            }
             if prompt.len() + ids.len() > self.max_len {
                 return Ok(Outcome::Dropped(Drop::TooLong));
             }

@@ -203,6 +203,7 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
         |ids: Value, logprobs: Value, reward: Value| json!({"ids": ids, "logprobs": logprobs, "reward": reward});
     let row = |sample: Value| json!({"prompt_ids": [65], "samples": [sample]});
     let good = || sample(json!([66]), json!([-0.5]), json!(1));
+    let masked = json!({"ids": [66, 67], "logprobs": [-1, -1], "reward": 1, "tool_mask": [1, 0]});
     for (bad, expected) in [
         (json!({"samples": [good()]}), "has no `prompt_ids`"),
         (json!({"prompt_ids": [], "samples": [good()]}), "has no prompt_ids"),
@@ -215,6 +216,7 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
         (row(sample(json!([66, 67]), json!([-1]), json!(1))), "has a sample 0 that has 1 logprobs for 2 ids"),
         (row(sample(json!([66]), json!([0.5]), json!(1))), "has a sample 0 that has 0.5 in its logprobs"),
         (row(sample(json!([66]), json!([null]), json!(1))), "has a sample 0 that has null in its logprobs"),
+        (row(masked), "has a sample 0 that has a `tool_mask` that leaves out tokens"),
         (row(sample(json!([66]), json!([-1]), json!("good"))), "has a sample 0 that has \"good\" as reward"),
         (
             row(sample(json!([66]), json!([-1]), json!(null))),

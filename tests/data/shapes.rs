@@ -93,6 +93,9 @@ fn rows_of_kto_are_not_learned_as_they_are() {
     let labeled = json!({"prompt": "q", "completion": "a", "label": false});
     let fault = make(Format::default(), labeled).unwrap_err();
     assert!(fault.contains("has a `label`, true or false") && fault.contains("objective: kto"), "{fault}");
+    let talk = |label: bool| json!({"messages": [message("user", "q"), message("assistant", "a")], "label": label});
+    assert!(make(chat(), talk(false)).unwrap_err().contains("objective: kto"));
+    assert!(make(chat(), talk(true)).is_ok());
     let class = json!({"prompt": "q", "completion": "a", "label": "spam"});
     assert_eq!(learned(Format::default(), class), "a");
 }

@@ -166,8 +166,8 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has one row, for which the plain kernel has loops of its own. `gemm-f32` sums no more than two
-    /// products in another order.
+    /// Whether the product has one row, for which the plain kernel has loops of its own. Up to two products `gemm-f32`
+    /// sums in another order.
     fn has_one_row(&self, shape: &GemmShape) -> bool {
         !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1 && shape.k > 2
     }

@@ -1,8 +1,8 @@
 //! The last number in a text, for `--reward number`. Never computes an expression.
 //!
-//! A number has digits, with commas between thousands, a decimal point and an exponent if any (`1,234.5`, `.5`, `1e-3`).
-//! A hyphen or a minus sign right before it, or before its currency sign, is its sign, unless it follows a letter, a
-//! digit or a parenthesis (`10-15`, `covid-19`). `1/2`, `2 1/2` and `\frac{1}{2}` are fractions, but no date is.
+//! A number has digits, with commas between thousands, a decimal point and an exponent if any (`1,234.5`, `.5`,
+//! `1e-3`). A hyphen or a minus sign right before it, or before its currency sign, is its sign, unless it follows a
+//! letter, a digit or a parenthesis (`10-15`, `covid-19`). `1/2`, `2 1/2` and `\frac{1}{2}` are fractions, but no date.
 
 /// The value of the last number.
 pub(super) fn last_number(text: &str) -> Option<f64> {
