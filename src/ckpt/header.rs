@@ -23,6 +23,9 @@ pub struct TensorEntry {
 pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
     let header = u64::from_le_bytes(prefix);
     match header {
+        _ if prefix == *b"version " => Err(Error::input(
+            "is a pointer of Git LFS, not the weights: run `git lfs pull`, or give the model's name on the hub, OWNER/NAME",
+        )),
         _ if header > file.saturating_sub(8) => {
             Err(Error::input(format!("is truncated: it has {file} bytes, but its header alone needs {header}")))
         }
@@ -135,6 +138,7 @@ mod tests {
         ));
         assert!(refused(length(u64::MAX.to_le_bytes(), 98)).contains("truncated"));
         assert!(refused(length(1u64.to_le_bytes(), 3)).contains("truncated"));
+        assert!(refused(length(*b"version ", 131)).contains("git lfs pull"));
         assert!(refused(length((MAX + 1).to_le_bytes(), u64::MAX)).contains("limit is 100000000"));
     }
 

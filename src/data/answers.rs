@@ -97,8 +97,22 @@ fn skip(text: &str, from: usize, said: Option<&str>) -> Option<Range<usize>> {
     Some(at..at + said.len())
 }
 
-/// The same by rendering the conversation up to each answer. An error if a beginning is not rendered like the whole.
+/// The same by rendering the conversation up to each answer. An error if a beginning is not rendered like the whole:
+/// with thoughts that the whole leaves out, it may be without them.
 pub(super) fn by_prefixes(
+    chat: &ChatTemplate,
+    conversation: &Conversation,
+    answers: &[usize],
+    text: &str,
+) -> Result<Vec<Range<usize>>, String> {
+    prefixes(chat, conversation, answers, text).or_else(|fault| {
+        let kept = conversation.with_thoughts_in(text).ok_or_else(|| fault.clone())?;
+        let is_same = chat.rendered(&kept, false).is_ok_and(|rendered| rendered.text == text);
+        if is_same { prefixes(chat, &kept, answers, text).map_err(|_| fault) } else { Err(fault) }
+    })
+}
+
+fn prefixes(
     chat: &ChatTemplate,
     conversation: &Conversation,
     answers: &[usize],

@@ -107,9 +107,10 @@ fn by_card(name: &HubName, files: &[String], config: &CardConfig) -> Result<Spli
                     name.repo
                 ));
             }
-            found.extend(more.into_iter().filter(|path| !all.iter().any(|(s, f)| s == split && f.contains(path))));
+            let known = |path: &String| all.iter().any(|(s, f)| s == split && f.contains(path));
+            let more: Vec<String> = more.into_iter().filter(|path| !known(path) && !found.contains(path)).collect();
+            found.extend(more);
         }
-        found.dedup();
         let readable = splits::of_one_format(found);
         match all.iter_mut().find(|(known, _)| known == split) {
             Some((_, known)) => known.extend(readable),
@@ -268,6 +269,8 @@ mod tests {
         let train = "  - split: train\n    path: [data/train*, more.jsonl]";
         assert!(out(&shards, &card(train)).unwrap_err().contains("train is more.jsonl, and no file has such a name"));
         assert_eq!(out(&[&shards[..], &["more.jsonl"]].concat(), &card(train)), Ok(shards[1].into()));
+        let twice = card("  - split: train\n    path: [\"data/*\", data/train_sft-00000-of-00001.jsonl]");
+        assert_eq!(split_files("d", &owned(&shards), &twice, TRAIN), Ok(owned(&shards)));
     }
 
     #[test]

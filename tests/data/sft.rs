@@ -116,6 +116,44 @@ fn thinking_templates_drop_earlier_thoughts_and_keep_answers_in_the_loss() {
     assert_eq!(text, "2<|im_end|>\n<think>\ntwice two\n</think>\n\n4<|im_end|>");
 }
 
+/// A tool's result and what follows go on in the answer's turn, as in Gemma 4's template, whose thoughts are those
+/// after the last question.
+#[test]
+fn thoughts_that_are_left_out_between_tools_change_no_answer() {
+    const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}
+        {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+        {%- for m in messages -%}
+            {%- if m.role == 'assistant' -%}
+                {%- if loop.first or loop.previtem.role != 'tool' -%}<m>{%- endif -%}
+                {%- if m.reasoning_content and loop.index0 > ns.last -%}[{{ m.reasoning_content }}]{%- endif -%}
+                {%- if m.tool_calls -%}(call){%- else -%}{{ m.content }}</m>{%- endif -%}
+            {%- elif m.role == 'tool' -%}({{ m.content }})
+            {%- else -%}<u>{{ m.content }}</u>
+            {%- endif -%}
+        {%- endfor -%}
+        {%- if add_generation_prompt and messages[-1].role != 'tool' -%}<m>{%- endif -%}";
+    let chat = ChatTemplate::new(TEMPLATE, ("", "")).unwrap();
+    let format = Format { chat: Some(std::sync::Arc::new(chat)), multiturn: true, ..Format::default() };
+    let learned = |thoughts: Value| {
+        let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
+        let messages = json!([
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": "", "reasoning_content": thoughts, "tool_calls": call},
+            {"role": "tool", "content": "rain"},
+            {"role": "assistant", "content": "Wet", "reasoning_content": thoughts},
+            {"role": "user", "content": "thx"},
+            {"role": "assistant", "content": "np", "reasoning_content": "polite"},
+        ]);
+        let mut row = TokenizedRow::default();
+        let recipe = Recipe { max_len: 1000, ..recipe(format.clone()) };
+        recipe.row(json!({"messages": messages}).as_object().unwrap(), &mut row).unwrap();
+        let learned: Vec<u32> = row.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
+        Tokenizer::Bytes.decode(&learned)
+    };
+    let expected = "(call)Wet</m>[polite]np</m>";
+    assert_eq!([learned(json!("need a tool")), learned(json!(null))], [expected, expected]);
+}
+
 #[test]
 fn unusable_rows_are_reported_with_the_reason() {
     let says = |format: Format, row: Value, parts: &[&str]| {

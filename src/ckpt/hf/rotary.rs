@@ -142,6 +142,10 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
         }
         Some(part) => keys.positive("partial_rotary_factor")?.unwrap_or(part),
     };
+    if keys.text(key)? == Some("default") {
+        // As in transformers, which warns of it.
+        keys.unused("factor");
+    }
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     keys.get("type");
     // Those of [`query_growth`]; transformers writes the second and reads the model's own.

@@ -206,7 +206,7 @@ fn keys_that_other_classes_read_have_no_effect() {
         assert_eq!((&found, inert.len()), (base, named), "{keys}: {inert:?}");
     }
     let mut rope = map(&llama);
-    rope.insert("rope_parameters".into(), json!({"rope_type": "default", "partial_rotary_factor": 0.5}));
+    rope.insert("rope_parameters".into(), json!({"rope_type": "default", "partial_rotary_factor": 0.5, "factor": 8.0}));
     rope.retain(|key, _| key != "rope_theta" && key != "rope_scaling");
     assert!(parsed(Value::Object(rope).to_string().as_bytes()).is_ok());
     // A scaling reads them.
