@@ -30,6 +30,7 @@ pub(super) mod panels;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod split;
+mod squares;
 #[cfg(target_arch = "x86_64")]
 mod store;
 #[cfg(target_arch = "x86_64")]
@@ -166,10 +167,9 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has one row, for which the plain kernel has loops of its own. Up to two products `gemm-f32`
-    /// sums in another order.
+    /// Whether the product has one row, for which the plain kernel has loops of its own.
     fn has_one_row(&self, shape: &GemmShape) -> bool {
-        !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1 && shape.k > 2
+        !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1
     }
     /// Whether [`gemm_narrow`] is to compute the product. Not where tiles of bf16 are faster than converting it to f32.
     pub(super) fn is_narrow(&self, shape: &GemmShape, dtype: DType) -> bool {
@@ -300,7 +300,6 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
     if shape.is_empty() {
         return Ok(());
     }
-    let one = scratch.has_one_row(&shape);
     let (kernel, buffers) = (scratch.kernel, &mut scratch.buffers);
     #[cfg(target_arch = "x86_64")]
     if kernel != GemmKernel::Plain {
@@ -345,7 +344,7 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
     macro_rules! plain {
         ($E:ty, $C:ty, $many:path) => {{
             let (a, b, c) = (a.host::<$E>(OP)?, b.host::<$E>(OP)?, c.host::<$C>(OP)?);
-            match one {
+            match thin::takes(&shape) {
                 true => Level::best().run(
                     #[inline(always)]
                     || thin::product(&shape, a, b, c, buffers),
@@ -364,8 +363,7 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
     Ok(())
 }
 
-/// A product of f32 in memory that is no device's buffer, with f32 multiply-adds. The result of a row may depend on the
-/// number of rows.
+/// A product of f32 in memory that is no device's buffer, with f32 multiply-adds.
 pub(super) fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32]) {
     let [need_a, need_b, need_c] = shape.extents();
     assert!(a.len() >= need_a && b.len() >= need_b && c.len() >= need_c, "the operands hold their extents");
@@ -378,7 +376,13 @@ pub(super) fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: &[f32
         // SAFETY: extents were checked; kernels other than the plain one are chosen only where AVX-512 is available.
         return unsafe { blocked::product(&avx512::Dot, shape, a, b, c.as_mut_ptr(), then, &mut scratch.buffers) };
     }
-    plain::f32_product(shape, a, b, c, &mut scratch.buffers);
+    match thin::takes(shape) {
+        true => Level::best().run(
+            #[inline(always)]
+            || thin::product(shape, a, b, c, &mut scratch.buffers),
+        ),
+        false => plain::f32_product(shape, a, b, c, &mut scratch.buffers),
+    }
 }
 
 /// A product without its multiplications, for benchmarks: packs A and B and writes zeros to C, with the kernel's block

@@ -1,8 +1,8 @@
 //! Products through the `gemm-f32` crate: f32 directly, bf16 and f16 converted to f32 in blocks. Runs on any CPU.
 //!
 //! The crate sums in another order where a product is small: in both dimensions up to 64, with up to 256 results, or
-//! with one row. Such products are computed as part of one with more rows, so a row's result never depends on how many
-//! there are.
+//! with one row or column (which `thin` computes). Such products are computed as part of one with more rows, so a row's
+//! result never depends on how many there are.
 use super::buffers::{Buffers, CacheLines};
 use crate::ops::GemmShape;
 use flatshard_base::dtype::Float;

@@ -396,7 +396,15 @@ fn nothing_to_sum_assigns_zero_or_adds_nothing() {
 fn few_rows_have_the_bits_of_many() {
     fn bits<T: Float, C: Output>(all: &mut [Under]) {
         const MANY: usize = 300;
-        let sizes = [([64, 128], 0), ([97, 70], 3), ([70, 3232], 0), ([45, 2100], 1), ([31, 65], 0), ([33, 1040], 0)];
+        let sizes = [
+            ([1, 600], 2),
+            ([64, 128], 0),
+            ([97, 70], 3),
+            ([70, 3232], 0),
+            ([45, 2100], 1),
+            ([31, 65], 0),
+            ([33, 1040], 0),
+        ];
         for (([n, k], gap), form) in sizes.into_iter().flat_map(|size| [(size, true), (size, false)]) {
             let many = if form { GemmShape::nt(MANY, n, k) } else { GemmShape::nn(MANY, n, k) };
             let many = GemmShape { lda: many.lda + gap, ldb: many.ldb + gap, ldc: n + gap, ..many };

@@ -1,56 +1,67 @@
-//! Products with a single row, as in generating one token at a time, on any CPU. Each element of B is used once, so
-//! nothing is packed, and memory bandwidth is the bound. Sums along k in the order of `plain`, so that a row has the
-//! bits that it has among others.
+//! Products with a single row, as in generating one token at a time, a single column, or short sums, on any CPU. Each
+//! element of the matrix is used once, so nothing is packed, and memory bandwidth is the bound. Sums along k in the
+//! order of `plain`, so that a row has the bits that it has among others.
 use super::buffers::Buffers;
 use super::plain::depth;
+use super::squares::{self, ROWS};
 use crate::ops::GemmShape;
 use flatshard_base::dtype::Float;
 
-/// Rows of B read side by side: their sums fill a vector.
-const SIDE: usize = 8;
+/// Whether the product is one of these. Up to two products `gemm-f32` adds in another order, however many rows there
+/// are.
+pub(super) fn takes(shape: &GemmShape) -> bool {
+    !shape.ta && (shape.m == 1 || shape.n == 1) || shape.k <= 2
+}
 
-/// A is one untransposed row, of more than two elements. The slices must hold `shape.extents()`.
+/// The slices must hold `shape.extents()`.
 #[inline(always)]
 pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
-    let &GemmShape { n, k, tb, ldb, accumulate, .. } = shape;
-    let row = buffers.a.take::<f32>(k);
-    row.iter_mut().zip(a).for_each(|(x, a)| *x = a.to_f32());
+    let &GemmShape { m, n, k, ta, tb, lda, ldb, ldc, accumulate, .. } = shape;
+    if n == 1 && m > 1 && !ta && k > 2 {
+        return vector([m, k], (b, if tb { 1 } else { ldb }), (a, lda, true), (c, ldc, accumulate), buffers);
+    }
+    for i in 0..m {
+        let row = if ta { (&a[i.min(a.len())..], lda) } else { (&a[i * lda..], 1) };
+        vector([n, k], row, (b, ldb, tb), (&mut c[i * ldc..], 1, accumulate), buffers);
+    }
+}
+
+/// A vector of k elements times n rows of a matrix, or columns if it is not transposed. Elements of vectors are `step`
+/// apart.
+#[inline(always)]
+fn vector<E: Float, C: Float>(
+    [n, k]: [usize; 2],
+    (x, step): (&[E], usize),
+    (b, ldb, tb): (&[E], usize, bool),
+    (c, ldc, accumulate): (&mut [C], usize, bool),
+    buffers: &mut Buffers,
+) {
+    let wide = buffers.a.take::<f32>(k);
+    wide.iter_mut().zip(x.iter().step_by(step)).for_each(|(wide, x)| *wide = x.to_f32());
     let sums = buffers.c.take::<f32>(n);
-    sums.iter_mut().zip(&*c).for_each(|(sum, c)| *sum = if accumulate { c.to_f32() } else { 0.0 });
-    for (part, x) in row.chunks(depth(k)).enumerate() {
+    let of_c = c.iter().step_by(ldc);
+    sums.iter_mut().zip(of_c).for_each(|(sum, c)| *sum = if accumulate { c.to_f32() } else { 0.0 });
+    for (part, x) in wide.chunks(depth(k)).enumerate() {
         let from = part * depth(k);
         match tb {
             true => across(x, &b[from..], ldb, sums),
             false => down(x, &b[from * ldb..], ldb, sums, buffers.b.take::<f32>(n)),
         }
     }
-    c.iter_mut().zip(&*sums).for_each(|(c, sum)| *c = C::from_f32(*sum));
+    c.iter_mut().step_by(ldc).zip(&*sums).for_each(|(c, sum)| *c = C::from_f32(*sum));
 }
 
 /// `sums[j]` += row of x times row j of B.
 #[inline(always)]
 fn across<E: Float>(x: &[f32], b: &[E], ldb: usize, sums: &mut [f32]) {
-    let k = x.len();
-    for (group, sums) in sums.chunks_mut(SIDE).enumerate() {
-        // An incomplete last group is filled up with its first row.
-        let rows: [&[E]; SIDE] =
-            std::array::from_fn(|i| &b[(group * SIDE + if i < sums.len() { i } else { 0 }) * ldb..][..k]);
-        let mut parts = [0f32; SIDE];
-        let whole = k - k % SIDE;
-        for at in (0..whole).step_by(SIDE) {
-            let square: [[f32; SIDE]; SIDE] = std::array::from_fn(|i| {
-                let row: &[E] = &rows[i][at..at + SIDE];
-                std::array::from_fn(|j| row[j].to_f32())
-            });
-            for (j, x) in x[at..at + SIDE].iter().enumerate() {
-                for (part, row) in parts.iter_mut().zip(&square) {
-                    *part = x.mul_add(row[j], *part);
-                }
-            }
-        }
-        for at in whole..k {
-            for (part, row) in parts.iter_mut().zip(&rows) {
-                *part = x[at].mul_add(row[at].to_f32(), *part);
+    for (group, sums) in sums.chunks_mut(ROWS).enumerate() {
+        let b = &b[group * ROWS * ldb..];
+        let mut parts = [0f32; ROWS];
+        let done = if sums.len() == ROWS { squares::sums(x, b, ldb, &mut parts) } else { 0 };
+        // Rows side by side, so that their sums do not wait for each other.
+        for (at, x) in x.iter().enumerate().skip(done) {
+            for (row, part) in parts[..sums.len()].iter_mut().enumerate() {
+                *part = x.mul_add(b[row * ldb + at].to_f32(), *part);
             }
         }
         sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
