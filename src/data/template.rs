@@ -167,6 +167,21 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
+impl Conversation {
+    /// Without the thoughts that are not in `text`; None if there are none such.
+    pub fn with_thoughts_in(&self, text: &str) -> Option<Conversation> {
+        let lacks = |thoughts: Value| thoughts.as_str().is_some_and(|thoughts| !text.contains(thoughts.trim()));
+        let has_lost = |message: &Value| THOUGHTS.iter().any(|name| message.get_attr(name).is_ok_and(lacks));
+        let is_thought = |name: &Value| name.as_str().is_some_and(|name| THOUGHTS.contains(&name));
+        let kept = |message: &Value| match has_lost(message) {
+            true => python::pairs(message).filter(|(name, _)| !is_thought(name)).collect(),
+            false => message.clone(),
+        };
+        let messages = self.messages.iter().map(kept).collect();
+        self.messages.iter().any(has_lost).then(|| Conversation { messages, variables: self.variables.clone() })
+    }
+}
+
 /// The message as transformers passes it: without fields that are null, and with its thoughts, if it has any, under the
 /// names that templates read.
 fn as_passed(message: &Value) -> Value {

@@ -1,5 +1,5 @@
-//! One row times [`ROWS`] rows of B, on AVX2: squares of B are transposed in registers, so that every lane sums a row of
-//! its own along k, in order. Never packs, and never reads the columns that fill no square.
+//! One row times [`ROWS`] rows of B, on AVX2: squares of B are transposed in registers, so that every lane sums a row
+//! of its own along k, in order. Never packs, and never reads the columns that fill no square.
 use crate::cpu::simd::Level;
 use flatshard_base::DType;
 use flatshard_base::dtype::Float;
