@@ -164,7 +164,7 @@ impl AttentionBranch {
         x: View,
         saved: &mut AttentionSaved,
         scratch: &mut Scratch,
-        mut y: ViewMut,
+        y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
         self.fit(scratch);
@@ -233,9 +233,7 @@ impl AttentionBranch {
             return self.out.onto_residual(cx, w, o, adapter, summed, DropoutSite::Attention, x, y);
         };
         self.out.summed(cx, w, o, adapter, summed, branch.rows_mut(rows))?;
-        norm.forward(cx, w, branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
-        cx.leave(DropoutSite::Attention, y.reborrow())?;
-        dev.add(x, y)
+        norm.onto_residual(cx, w, branch.rows(rows), DropoutSite::Attention, x, y, stats.rows_mut(rows))
     }
 
     fn is_gated(&self) -> bool {
@@ -407,9 +405,9 @@ impl AttentionBranch {
         let d_y = if self.parallel { scratch.beside.rows(rows) } else { dy.as_view() };
         let mut d_branch = cx.branch_grad(DropoutSite::Attention, d_y, &mut scratch.masked)?;
         if let Some(norm) = &self.post {
-            let Scratch { h, stats, dh, unused, .. } = scratch;
+            let Scratch { stats, dh, unused, .. } = scratch;
             d_branch =
-                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [h, stats, dh], unused.rows_mut(2))?;
+                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [stats, dh], unused.rows_mut(2))?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let mut o = saved.core.outputs(n);

@@ -46,12 +46,11 @@ impl Beside {
         cx.dev.add(h.rows(rows), sum.rows_mut(rows))
     }
     /// Once `saved` has the experts' output: assigns `y (R, C)`.
-    pub fn finish(&self, cx: &Cx, w: Weights, saved: &MlpSaved, scratch: &mut Scratch, mut y: ViewMut) -> Result<()> {
+    pub fn finish(&self, cx: &Cx, w: Weights, saved: &MlpSaved, scratch: &mut Scratch, y: ViewMut) -> Result<()> {
         let (rows, Scratch { h, stats, dh, .. }) = (cx.rows(), scratch);
         self.sum(cx, w, saved, [h, stats, dh])?;
-        self.posts[1].forward(cx, w, dh.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
-        cx.leave(DropoutSite::Mlp, y.reborrow())?;
-        cx.dev.add(saved.x.rows(rows), y)
+        let (last, x) = (&self.posts[1], saved.x.rows(rows));
+        last.onto_residual(cx, w, dh.rows(rows), DropoutSite::Mlp, x, y, stats.rows_mut(rows))
     }
 
     /// Before the backward pass of the experts: from the residual's gradient `dy`, assigns the gradient of the sum to
@@ -68,10 +67,10 @@ impl Beside {
         let (rows, Scratch { h, stats, dh, masked, beside, unused, .. }) = (cx.rows(), scratch);
         self.sum(cx, w, saved, [h, stats, dh])?;
         let (d_branch, [post, last]) = (cx.branch_grad(DropoutSite::Mlp, dy, masked)?, &self.posts);
-        let into = [&mut *h, &mut *stats, &mut *beside];
+        let into = [&mut *stats, &mut *beside];
         last.branch_backward(cx, w, dw, dh.rows(rows), d_branch, into, unused.rows_mut(2))?;
         let (x, d_sum) = (saved.experts_out.rows(rows), beside.rows(rows));
-        post.branch_backward(cx, w, dw, x, d_sum, [h, stats, dh], unused.rows_mut(2))?;
+        post.branch_backward(cx, w, dw, x, d_sum, [stats, dh], unused.rows_mut(2))?;
         Ok(())
     }
 }

@@ -169,14 +169,12 @@ impl SparseBranch {
     ) -> Result<()> {
         let out = saved.experts_out.rows_mut(cx.rows());
         self.output(cx, (&saved.routing, &saved.shared_weight), scratch, out)?;
-        let (rows, Some(mut y)) = (cx.rows(), y) else { return Ok(()) };
+        let (rows, Some(y)) = (cx.rows(), y) else { return Ok(()) };
         if let Some(beside) = &self.beside {
             return beside.finish(cx, w, saved, scratch, y);
         }
         let (post, x) = (self.post.unwrap_or(Norm::Absent), saved.experts_out.rows(rows));
-        post.forward(cx, w, x, y.reborrow(), scratch.stats.rows_mut(rows))?;
-        cx.leave(DropoutSite::Mlp, y.reborrow())?;
-        cx.dev.add(saved.x.rows(rows), y)
+        post.onto_residual(cx, w, x, DropoutSite::Mlp, saved.x.rows(rows), y, scratch.stats.rows_mut(rows))
     }
     /// The backward pass of [`SparseBranch::combine_normed`]: from the residual's gradient `dy`, assigns that of the
     /// experts' output to `dh` of scratch.
@@ -193,10 +191,10 @@ impl SparseBranch {
             return beside.open_backward(cx, w, dw, saved, scratch, dy);
         }
         let Some(post) = &self.post else { return Ok(()) };
-        let (rows, Scratch { h, stats, dh, masked, unused, .. }) = (cx.rows(), scratch);
+        let (rows, Scratch { stats, dh, masked, unused, .. }) = (cx.rows(), scratch);
         let d_branch = cx.branch_grad(DropoutSite::Mlp, dy, masked)?;
         let x = saved.experts_out.rows(rows);
-        post.branch_backward(cx, w, dw, x, d_branch, [h, stats, dh], unused.rows_mut(2))?;
+        post.branch_backward(cx, w, dw, x, d_branch, [stats, dh], unused.rows_mut(2))?;
         Ok(())
     }
     /// Assigns the output of the experts, the shared one included.

@@ -45,7 +45,7 @@ impl MlpBranch {
         scratch: &mut Scratch,
         y: Option<ViewMut>,
     ) -> Result<()> {
-        let (dev, n, rows) = (cx.dev, cx.n, cx.rows());
+        let (n, rows) = (cx.n, cx.rows());
         self.fit(scratch);
         [&mut saved.gate, &mut saved.up].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
         let x = beside.unwrap_or(saved.x.rows(rows));
@@ -77,10 +77,8 @@ impl MlpBranch {
             return self.down.onto_residual(cx, w, act, adapter, summed, DropoutSite::Mlp, x, y);
         };
         self.down.summed(cx, w, act, adapter, summed, saved.branch.rows_mut(rows))?;
-        let Some(mut y) = y else { return Ok(()) };
-        norm.forward(cx, w, saved.branch.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
-        cx.leave(DropoutSite::Mlp, y.reborrow())?;
-        dev.add(x, y)
+        let Some(y) = y else { return Ok(()) };
+        norm.onto_residual(cx, w, saved.branch.rows(rows), DropoutSite::Mlp, x, y, stats.rows_mut(rows))
     }
 
     /// Blocks may differ in the width of this branch, and share buffers.
@@ -127,9 +125,9 @@ impl MlpBranch {
             false => cx.branch_grad(DropoutSite::Mlp, dy.as_view(), &mut scratch.masked)?,
         };
         if let Some(norm) = &self.post {
-            let Scratch { h, stats, dh, unused, .. } = scratch;
+            let Scratch { stats, dh, unused, .. } = scratch;
             d_branch =
-                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [h, stats, dh], unused.rows_mut(2))?;
+                norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [stats, dh], unused.rows_mut(2))?;
         }
         self.activation(cx, w, saved, scratch.act.rows_mut(n))?;
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;

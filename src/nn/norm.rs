@@ -1,5 +1,5 @@
 //! RMSNorm, LayerNorm and none behind one interface. Never stores statistics: backward takes those that forward wrote.
-use super::context::Cx;
+use super::context::{Cx, DropoutSite};
 use super::store::{Grads, Weights};
 use super::tensor::Tensor;
 use crate::base::Result;
@@ -36,8 +36,24 @@ impl Norm {
             Norm::Absent => dev.copy(x, y),
         }
     }
-    /// Backward of a norm at the end of a branch: the gradient of its input `x (N, C)` from that of its output.
-    /// Recomputes the statistics, into `h` and `stats`; assigns `dx`. Adds to the gradients of the weights, or to
+    /// A norm at the end of a branch: assigns `y (N, C)`, the residual stream with the branch's normalized output `x`.
+    #[allow(clippy::too_many_arguments)] // a norm's operands and a residual stream
+    pub fn onto_residual(
+        &self,
+        cx: &Cx,
+        weights: Weights,
+        x: View,
+        place: DropoutSite,
+        residual: View,
+        mut y: ViewMut,
+        stats: ViewMut,
+    ) -> Result<()> {
+        self.forward(cx, weights, x, y.reborrow(), stats)?;
+        cx.leave(place, y.reborrow())?;
+        cx.dev.add(residual, y)
+    }
+    /// Its backward pass: the gradient of its input `x (N, C)` from that of its output. Recomputes the statistics, into
+    /// `stats`; assigns `dx`. Adds to the gradients of the weights, or to
     /// `unused` if they are frozen.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn branch_backward<'a>(
@@ -47,11 +63,11 @@ impl Norm {
         grads: &mut Grads,
         x: View,
         dy: View,
-        [h, stats, dx]: [&'a mut Tensor; 3],
+        [stats, dx]: [&'a mut Tensor; 2],
         unused: ViewMut,
     ) -> Result<View<'a>> {
-        let n = x.len() / h.width();
-        self.forward(cx, weights, x, h.rows_mut(n), stats.rows_mut(n))?;
+        let n = x.len() / dx.width();
+        self.forward(cx, weights, x, dx.rows_mut(n), stats.rows_mut(n))?;
         cx.dev.zero(dx.rows_mut(n))?;
         self.backward(cx, weights, grads, x, stats.rows(n), dy, dx.rows_mut(n), unused)?;
         Ok(dx.rows(n))

@@ -137,9 +137,9 @@ impl PerLayerBranch {
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n) = (cx.dev, cx.n);
-        let Scratch { h, stats, dh, unused, per_layer, adapter, .. } = scratch;
+        let Scratch { stats, dh, unused, per_layer, adapter, .. } = scratch;
         let (branch, unused) = (saved.branch.rows(n), unused.rows_mut(2));
-        let d_branch = self.post.branch_backward(cx, w, dw, branch, dy.as_view(), [h, stats, dh], unused)?;
+        let d_branch = self.post.branch_backward(cx, w, dw, branch, dy.as_view(), [stats, dh], unused)?;
         self.activate(cx, &saved.gate, per_layer)?;
         let PerLayerScratch { d_inputs, input, act, d_act, d_gate, d_input, .. } = per_layer;
         self.out.backward(cx, w, dw, act.rows(n), d_branch, adapter, d_act.rows_mut(n), false)?;

@@ -168,11 +168,9 @@ impl Root {
         if let Some(norm) = &self.embed_norm {
             let (rows, Scratch { h, stats, dh, parts, unused, .. }) = (cx.rows(), &mut *scratch);
             self.look_up(cx, w, parts, h.rows_mut(rows))?;
-            norm.forward(cx, w, h.rows(rows), dh.rows_mut(rows), stats.rows_mut(rows))?;
-            cx.dev.zero(dh.rows_mut(rows))?;
-            let (x, stats, dy, d) = (h.rows(rows), stats.rows(rows), dx.as_view(), dh.rows_mut(rows));
-            norm.backward(cx, w, &mut dw, x, stats, dy, d, unused.rows_mut(2))?;
-            cx.dev.copy(dh.rows(rows), dx.reborrow())?;
+            let (x, unused) = (h.rows(rows), unused.rows_mut(2));
+            let d = norm.branch_backward(cx, w, &mut dw, x, dx.as_view(), [stats, dh], unused)?;
+            cx.dev.copy(d, dx.reborrow())?;
         }
         if let Some(dw) = dw.get(self.tokens.weight)? {
             let shape = self.table(dx.dtype());

@@ -40,12 +40,15 @@ fn eval_split(s: &mut Settings) -> Result<()> {
     let (Some(split), Some(texts)) = (&s.data.eval_split, &mut s.data.eval_dataset) else { return Ok(()) };
     for text in texts {
         let bad = |what: &str| Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&text)));
-        match dataset(text)
-            .map_or_else(|| in_directory(text).map(|(_, split)| split.to_string()), |(_, name)| name.split)
-        {
-            Some(named) if named == *split => {}
-            Some(_) => return Err(bad("this name has another split: remove one of them")),
-            None if dataset(text).is_some() || Path::new(text).is_dir() => *text = format!("{text}:{split}"),
+        let named = match dataset(text) {
+            Some((_, name)) => Some(name.split),
+            None if Path::new(text).is_dir() => Some(None),
+            None => in_directory(text).map(|(_, split)| Some(split.to_string())),
+        };
+        match named {
+            Some(Some(named)) if named == *split => {}
+            Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
+            Some(None) => *text = format!("{text}:{split}"),
             None => s.notes.push(format!("--eval-split {split} has no effect here: {text}: a file is one split")),
         }
     }

@@ -108,11 +108,7 @@ fn thinking_templates_drop_earlier_thoughts_and_keep_answers_in_the_loss() {
         turn("user", "2+2?"),
         turn("assistant", "<think>\ntwice two\n</think>\n\n4"),
     ];
-    let recipe = Recipe { max_len: 1000, ..recipe(format) };
-    let mut row = TokenizedRow::default();
-    recipe.row(json!({"messages": messages}).as_object().unwrap(), &mut row).unwrap();
-    let learned: Vec<u32> = row.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
-    let text = Tokenizer::Bytes.decode(&learned);
+    let text = shapes::learned(format, json!({"messages": messages}));
     assert_eq!(text, "2<|im_end|>\n<think>\ntwice two\n</think>\n\n4<|im_end|>");
 }
 
@@ -144,11 +140,7 @@ fn thoughts_that_are_left_out_between_tools_change_no_answer() {
             {"role": "user", "content": "thx"},
             {"role": "assistant", "content": "np", "reasoning_content": "polite"},
         ]);
-        let mut row = TokenizedRow::default();
-        let recipe = Recipe { max_len: 1000, ..recipe(format.clone()) };
-        recipe.row(json!({"messages": messages}).as_object().unwrap(), &mut row).unwrap();
-        let learned: Vec<u32> = row.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();
-        Tokenizer::Bytes.decode(&learned)
+        shapes::learned(format.clone(), json!({"messages": messages}))
     };
     let expected = "(call)Wet</m>[polite]np</m>";
     assert_eq!([learned(json!("need a tool")), learned(json!(null))], [expected, expected]);

@@ -21,7 +21,7 @@ fn text(format: Format, row: Value) -> String {
     Tokenizer::Bytes.decode(&out.ids)
 }
 /// The tokens with loss.
-fn learned(format: Format, row: Value) -> String {
+pub fn learned(format: Format, row: Value) -> String {
     let (mut out, recipe) = (TokenizedRow::default(), flatshard::data::Recipe { max_len: 2000, ..recipe(format) });
     recipe.row(row.as_object().unwrap(), &mut out).unwrap();
     let learned: Vec<u32> = out.labels.iter().filter(|&&l| l != IGNORE).map(|&l| l as u32).collect();

@@ -50,7 +50,6 @@ pub(super) use self::pack::transposed;
 use self::buffers::Buffers;
 pub(super) use self::buffers::CacheLines;
 use self::completion::{Completion, written};
-use super::simd::Level;
 use crate::ViewMut;
 use crate::ops::{Epilogue, Gemm, GemmShape, GemmThen};
 use flatshard_base::dtype::Float;
@@ -167,10 +166,6 @@ impl GemmScratch {
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         self.buffers.b.take(len)
     }
-    /// Whether the product has one row, for which the plain kernel has loops of its own.
-    fn has_one_row(&self, shape: &GemmShape) -> bool {
-        !shape.ta && self.kernel == GemmKernel::Plain && shape.m <= 1
-    }
     /// Whether [`gemm_narrow`] is to compute the product. Not where tiles of bf16 are faster than converting it to f32.
     pub(super) fn is_narrow(&self, shape: &GemmShape, dtype: DType) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -186,7 +181,7 @@ impl GemmScratch {
     pub(super) fn by_columns(&self, shape: &GemmShape) -> bool {
         let strips = !shape.ta && !shape.tb && shape.m <= NEAR_ROWS;
         let wide = self.kernel != GemmKernel::Plain && shape.n > shape.m && !strips;
-        wide || self.has_one_row(shape)
+        wide || self.kernel == GemmKernel::Plain && !shape.ta && shape.m <= 1
     }
     /// Whether [`gemm_then`] can compute products: not through the `gemm-f32` crate.
     pub(super) fn fuses(&self) -> bool {
@@ -205,7 +200,7 @@ impl Default for GemmScratch {
 
 /// [`gemm`] as one of several whose results have `bytes` together. The result of a row does not depend on the number of
 /// rows.
-pub(super) fn gemm_alike(scratch: &mut GemmScratch, op: Gemm, bytes: usize) -> Result<()> {
+pub(super) fn gemm_among(scratch: &mut GemmScratch, op: Gemm, bytes: usize) -> Result<()> {
     scratch.buffers.among = bytes;
     let done = gemm(scratch, op);
     scratch.buffers.among = 0;
@@ -342,15 +337,9 @@ unsafe fn dispatch(scratch: &mut GemmScratch, op: GemmThen, lower: Option<usize>
         return Ok(());
     }
     macro_rules! plain {
-        ($E:ty, $C:ty, $many:path) => {{
+        ($E:ty, $C:ty, $product:path) => {{
             let (a, b, c) = (a.host::<$E>(OP)?, b.host::<$E>(OP)?, c.host::<$C>(OP)?);
-            match thin::takes(&shape) {
-                true => Level::best().run(
-                    #[inline(always)]
-                    || thin::product(&shape, a, b, c, buffers),
-                ),
-                false => $many(&shape, a, b, c, buffers),
-            }
+            $product(&shape, a, b, c, buffers)
         }};
     }
     match (a.dtype(), c.dtype()) {
@@ -376,13 +365,7 @@ pub(super) fn f32_product(scratch: &mut GemmScratch, shape: &GemmShape, a: &[f32
         // SAFETY: extents were checked; kernels other than the plain one are chosen only where AVX-512 is available.
         return unsafe { blocked::product(&avx512::Dot, shape, a, b, c.as_mut_ptr(), then, &mut scratch.buffers) };
     }
-    match thin::takes(shape) {
-        true => Level::best().run(
-            #[inline(always)]
-            || thin::product(shape, a, b, c, &mut scratch.buffers),
-        ),
-        false => plain::f32_product(shape, a, b, c, &mut scratch.buffers),
-    }
+    plain::f32_product(shape, a, b, c, &mut scratch.buffers);
 }
 
 /// A product without its multiplications, for benchmarks: packs A and B and writes zeros to C, with the kernel's block

@@ -81,7 +81,7 @@ impl CpuDevice {
             match alike || kind == Grouped::Weight {
                 true => {
                     let columns = lock(&self.gemm[0]).by_columns(&shape);
-                    self.shared(columns, product, &|scratch, op| gemm::gemm_alike(scratch, op, bytes))?
+                    self.shared(columns, product, &|scratch, op| gemm::gemm_among(scratch, op, bytes))?
                 }
                 false => self.product(product)?,
             }

@@ -4,6 +4,7 @@
 //! with one row or column (which `thin` computes). Such products are computed as part of one with more rows, so a row's
 //! result never depends on how many there are.
 use super::buffers::{Buffers, CacheLines};
+use super::thin::{self, depth};
 use crate::ops::GemmShape;
 use flatshard_base::dtype::Float;
 
@@ -12,15 +13,9 @@ fn least_rows(n: usize) -> usize {
     if n <= 64 { 65.max(256 / n.max(1) + 1) } else { 4 }
 }
 
-/// Elements along k that are summed before C is added to. The crate sums at least 512 so, and its limit depends on the
-/// CPU's caches.
-pub(super) fn depth(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(512).max(1)).max(1)
-}
-
 /// The slices must hold `shape.extents()`.
 pub(super) fn f32_product(shape: &GemmShape, a: &[f32], b: &[f32], c: &mut [f32], buffers: &mut Buffers) {
-    if shape.m < least_rows(shape.n) && !shape.ta {
+    if thin::takes(shape) || shape.m < least_rows(shape.n) && !shape.ta {
         return narrow_product(shape, a, b, c, buffers);
     }
     through_crate(shape, a, b, c);
@@ -98,6 +93,9 @@ pub(super) fn narrow_product<E: Float, C: Float>(
     c: &mut [C],
     buffers: &mut Buffers,
 ) {
+    if thin::takes(shape) {
+        return thin::product(shape, a, b, c, buffers);
+    }
     let &GemmShape { m, n, k, ta, tb, .. } = shape;
     for j in (0..n).step_by(BLOCK) {
         let columns = BLOCK.min(n - j);

@@ -22,7 +22,7 @@ pub(super) fn sums<E: Float>(x: &[f32], b: &[E], ldb: usize, parts: &mut [f32; R
     let squares = x.len() / (SIDE * in_word);
     assert!(b.len() >= (ROWS - 1) * ldb + x.len(), "the operands hold their extents");
     #[cfg(target_arch = "x86_64")]
-    if Level::best() >= Level::Avx2 {
+    if Level::Avx2.available() {
         let rows = (b.as_ptr().cast::<u8>(), ldb * size_of::<E>());
         // SAFETY: AVX2 and FMA are there, and the squares are within the rows, which are within `b`.
         unsafe {

@@ -2,10 +2,16 @@
 //! element of the matrix is used once, so nothing is packed, and memory bandwidth is the bound. Sums along k in the
 //! order of `plain`, so that a row has the bits that it has among others.
 use super::buffers::Buffers;
-use super::plain::depth;
 use super::squares::{self, ROWS};
+use crate::cpu::simd::Level;
 use crate::ops::GemmShape;
 use flatshard_base::dtype::Float;
+
+/// Elements along k that are summed before C is added to. `gemm-f32` sums at least 512 so; its limit depends on the
+/// CPU's caches.
+pub(super) fn depth(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(512).max(1)).max(1)
+}
 
 /// Whether the product is one of these. Up to two products `gemm-f32` adds in another order, however many rows there
 /// are.
@@ -14,15 +20,23 @@ pub(super) fn takes(shape: &GemmShape) -> bool {
 }
 
 /// The slices must hold `shape.extents()`.
-#[inline(always)]
 pub(super) fn product<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
+    Level::best().run(
+        #[inline(always)]
+        || vectors(shape, a, b, c, buffers),
+    )
+}
+
+#[inline(always)]
+fn vectors<E: Float, C: Float>(shape: &GemmShape, a: &[E], b: &[E], c: &mut [C], buffers: &mut Buffers) {
     let &GemmShape { m, n, k, ta, tb, lda, ldb, ldc, accumulate, .. } = shape;
-    if n == 1 && m > 1 && !ta && k > 2 {
+    if n == 1 && !ta {
         return vector([m, k], (b, if tb { 1 } else { ldb }), (a, lda, true), (c, ldc, accumulate), buffers);
     }
     for i in 0..m {
-        let row = if ta { (&a[i.min(a.len())..], lda) } else { (&a[i * lda..], 1) };
-        vector([n, k], row, (b, ldb, tb), (&mut c[i * ldc..], 1, accumulate), buffers);
+        let (first, step) = if ta { (i, lda) } else { (i * lda, 1) };
+        let row = a.get(first..).unwrap_or_default(); // no elements: nothing to sum
+        vector([n, k], (row, step), (b, ldb, tb), (&mut c[i * ldc..], 1, accumulate), buffers);
     }
 }
 
