@@ -27,7 +27,8 @@ mod rollouts; // prompts with samples and their rewards
 mod groups; // these as they are stored
 mod words; // token words, u16 or u32
 mod sweep; // evicting token files
-pub mod token_file; // a tokenized corpus, memory-mapped
+pub mod token_file;
+mod token_row; // a tokenized corpus, memory-mapped
 pub mod cache; // token files by key
 mod place; // positions for error messages
 mod npy; // NumPy arrays

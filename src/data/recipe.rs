@@ -8,11 +8,11 @@
 //! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
 //! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, array, field, list, present, string, token_id, truth, whole};
+use super::fields::{JsonRow, RowResult, list, present, string};
 use super::format::{Format, InputLoss, Preferences, SampleKind};
 use super::json;
 use super::message;
-use super::shapes::{self, MASKS, Shape};
+use super::shapes::{self, Shape};
 use super::talk::{left_out, talk};
 use super::template::{ChatTemplate, Conversation, Rendered};
 use super::tokenizer::Tokenizer;
@@ -215,75 +215,6 @@ impl Recipe {
         out.labels.extend(out.ids.iter().map(|&id| id as i32));
         out.joined = true;
         Ok(Outcome::Kept)
-    }
-
-    /// Token ids with their labels and masks.
-    fn tokens(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        for id in array(field(row, "input_ids")?, "input_ids")? {
-            out.ids.push(token_id(whole(id, "input_ids")?, self.bound)?);
-        }
-        let ids = out.ids.len();
-        if ids == 0 {
-            return Err("has no tokens: remove the row".into());
-        }
-        let column = |key: &str| -> RowResult<Option<&Vec<Value>>> {
-            let Some(list) = present(row, key) else { return Ok(None) };
-            let list = array(list, key)?;
-            match list.len() == ids {
-                true => Ok(Some(list)),
-                false => Err(format!("has {} {key} for {ids} input_ids: each id needs one, not shifted", list.len())),
-            }
-        };
-        match column("labels")? {
-            None => out.labels.extend(out.ids.iter().map(|&id| id as i32)),
-            Some(labels) => {
-                for label in labels {
-                    out.labels.push(self.label(whole(label, "labels")?)?);
-                }
-            }
-        }
-        self.refuse_unclear(row)?;
-        for key in MASKS {
-            for (mask, label) in column(key)?.into_iter().flatten().zip(&mut out.labels) {
-                *label = if bit(mask, key)? { *label } else { IGNORE };
-            }
-        }
-        // Padding.
-        if let Some(attended) = column("attention_mask")? {
-            let keep = attended.iter().map(|mask| bit(mask, "attention_mask")).collect::<RowResult<Vec<bool>>>()?;
-            let mut each = keep.iter();
-            out.ids.retain(|_| each.next() == Some(&true));
-            let mut each = keep.iter();
-            out.labels.retain(|_| each.next() == Some(&true));
-        }
-        Ok(Outcome::Kept)
-    }
-
-    /// Columns that change what is learned, in a way that this row does not say.
-    fn refuse_unclear(&self, row: &JsonRow) -> RowResult<()> {
-        let known = |key: &str| Shape::Tokens.reads().contains(&key) || key == "special_tokens_mask";
-        let given = row.iter().filter(|(_, value)| value.is_array());
-        if let Some((key, _)) = given.clone().find(|(key, _)| key.contains("mask") && !known(key)) {
-            return Err(format!(
-                "has `{key}`, and trainers differ in what its 0 and 1 mean: name it {} (0: no loss), or remove it",
-                MASKS[4]
-            ));
-        }
-        let attended = present(row, "attention_mask").and_then(Value::as_array);
-        let is_padding = |at: usize| attended.is_some_and(|mask| mask.get(at).and_then(truth) == Some(false));
-        let packed = |(key, value): &(&String, &Value)| {
-            let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-            let positions = list.iter().enumerate().filter(|(at, _)| !is_padding(*at)).map(|(_, position)| position);
-            let key = key.as_str();
-            key == "seq_lengths" && list.len() > 1 || key == "position_ids" && positions.skip(1).any(|at| *at == 0)
-        };
-        match given.clone().find(packed) {
-            Some((key, _)) => Err(format!(
-                "holds several samples, as its `{key}` says: write a row for each; `packing_samples` packs them without \
-                 attention between them"
-            )),
-            None => Ok(()),
-        }
     }
 
     /// Text that is learned as a whole, with the special tokens that transformers adds.
@@ -504,25 +435,10 @@ impl Recipe {
         Ok(loss.map_or(out.ids.len(), |at| first + at))
     }
 
-    fn label(&self, label: i64) -> RowResult<i32> {
-        match label {
-            -100 => Ok(IGNORE),
-            l if l >= 0 && (l as u64) < self.bound as u64 => Ok(l as i32),
-            l => Err(format!(
-                "has label {l}: a label must be a token id below vocab_size {}, or -100 for no loss",
-                self.bound
-            )),
-        }
-    }
     fn encode(&self, text: &str, out: &mut Vec<u32>) -> RowResult<()> {
         self.tokenizer.encode(text, out).map_err(|e| format!("cannot be tokenized: {e}"))
     }
     fn end(&self) -> RowResult<u32> {
         self.tokenizer.end_of_text().map_err(|e| format!("needs an end-of-text token: {e}"))
     }
-}
-
-/// An element of a mask.
-fn bit(value: &Value, key: &str) -> RowResult<bool> {
-    truth(value).ok_or_else(|| format!("has {value} in its {key}, which must be 0 or 1"))
 }

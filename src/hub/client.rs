@@ -134,8 +134,8 @@ impl HubReply {
         }
     }
 
-    /// What a status other than success means.
-    fn fault(self) -> HubFault {
+    /// What a status other than success means. `elsewhere`: it is of another server than the hub's.
+    fn fault(self, elsewhere: bool) -> HubFault {
         let status = self.status;
         let header = |name: &str| self.header(name).unwrap_or_default().to_string();
         let (code, mut why) = (header("x-error-code"), header("x-error-message"));
@@ -153,6 +153,10 @@ impl HubReply {
         let invalid =
             ["credentials", "token", "password"].iter().any(|word| says.contains(word)) && says.contains("invalid");
         match (status, &code[..]) {
+            // The signed address may have run out: the next attempt begins at the hub, which makes a new one.
+            (403 | 404 | 410, "") if elsewhere && !self.url.path().contains("/api/") => {
+                HubFault::Elsewhere(status, self.url.origin.host)
+            }
             (_, "GatedRepo") => HubFault::Gated,
             (_, "RevisionNotFound") => HubFault::Revision,
             (_, "EntryNotFound") => HubFault::File,
@@ -238,7 +242,10 @@ impl HubClient {
         loop {
             let fault = match self.follow(method, url.clone(), range) {
                 Ok(reply) if reply.status < 400 => return Ok(reply),
-                Ok(reply) => reply.fault(),
+                Ok(reply) => {
+                    let elsewhere = self.is_elsewhere(&reply.url);
+                    reply.fault(elsewhere)
+                }
                 Err(fault) => fault,
             };
             if !fault.is_passing() || attempt == ATTEMPTS {
@@ -259,6 +266,12 @@ impl HubClient {
     /// The wait after failures in a row.
     pub fn pause(&self, failures: u32) -> Duration {
         (self.pause * 2u32.pow(failures.saturating_sub(1).min(8))).min(LONGEST_PAUSE)
+    }
+
+    /// Another server than the hub's, which may send its own visitors from http to https.
+    fn is_elsewhere(&self, url: &HubUrl) -> bool {
+        let (here, there) = (&self.endpoint.origin, &url.origin);
+        there.host != here.host || there.scheme == here.scheme && there.port != here.port
     }
 
     fn follow(

@@ -8,6 +8,7 @@ use super::name::unsafe_name;
 use super::progress::{Downloading, size};
 use super::transfer::{HubHash, Wanted, complete, is_large};
 use crate::base::quote;
+use sha1::{Digest, Sha1};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -126,14 +127,19 @@ fn describe(client: &HubClient, listing: &Listing, file: &RepoFile) -> Result<Wa
         return Ok(Wanted { path: file.path.clone(), size, etag: etag.clone(), hash: etag.clone(), url });
     }
     let reply = client.head(&url).map_err(|fault| of_file(fault, &file.path))?;
-    let text = |name: &str| reply.header(name);
-    let etag = text("x-linked-etag").or(text("etag")).map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
-    let listed = file.sha256.as_ref().or(file.blob.as_ref());
-    let etag = etag.or(listed.map(String::as_str));
-    let etag = etag.ok_or_else(|| HubFault::Strange(format!("no hash (ETag) of {}", file.path)))?.to_string();
-    if !is_etag(&etag) {
-        return Err(HubFault::Strange(format!("a hash of {} that is none ({})", file.path, quote(&etag))));
+    // The ETag of a mirror or a cache is a name that it made up: two files may share it, and it is a hash of neither.
+    let of_hub = ["x-linked-etag", "x-repo-commit"].iter().any(|name| reply.header(name).is_some());
+    let etag = reply.header("x-linked-etag").or(reply.header("etag")).filter(|_| of_hub);
+    let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_string());
+    if let Some(etag) = etag.as_ref().filter(|etag| !is_etag(etag)) {
+        return Err(HubFault::Strange(format!("a hash of {} that is none ({})", file.path, quote(etag))));
     }
+    let listed = file.sha256.clone().or(file.blob.clone()).filter(|hash| HubHash::is_known(hash));
+    let hash = listed.clone().or(etag.clone().filter(|etag| HubHash::is_known(etag))).unwrap_or_default();
+    let etag = etag.or(listed).unwrap_or_else(|| {
+        let path = Sha1::digest(&file.path).iter().map(|b| format!("{b:02x}")).collect::<String>();
+        format!("{}-{path}", listing.commit)
+    });
     let size = length(&reply).or(file.size).ok_or_else(|| HubFault::Strange(format!("no size of {}", file.path)))?;
     if file.size.is_some_and(|listed| listed != size) {
         return Err(HubFault::Hash(format!(
@@ -142,8 +148,6 @@ fn describe(client: &HubClient, listing: &Listing, file: &RepoFile) -> Result<Wa
             file.size.unwrap_or_default()
         )));
     }
-    // Servers other than the hub may have hashes of their own.
-    let hash = if HubHash::is_known(&etag) { &etag } else { listed.unwrap_or(&etag) }.clone();
     Ok(Wanted { path: file.path.clone(), size, etag, hash, url })
 }
 

@@ -21,6 +21,8 @@ pub(super) enum HubFault {
     Busy(Option<u64>),
     /// The server failed.
     Server(u16),
+    /// Another server refuses what the hub sends there for: its status and its name.
+    Elsewhere(u16, String),
     Dns(String),
     Tls(String),
     /// No connection, or one that broke.
@@ -43,7 +45,7 @@ impl HubFault {
     }
     /// It may be gone with the next attempt.
     pub fn is_passing(&self) -> bool {
-        matches!(self, HubFault::Network(_) | HubFault::Server(_) | HubFault::Busy(_))
+        matches!(self, HubFault::Network(_) | HubFault::Server(_) | HubFault::Busy(_) | HubFault::Elsewhere(..))
     }
     pub fn disk(op: &str, path: &std::path::Path, e: std::io::Error) -> HubFault {
         let full = e.kind() == std::io::ErrorKind::StorageFull;
@@ -123,6 +125,10 @@ impl HubAsked<'_> {
             (HubFault::Server(status), _) => {
                 format!("{endpoint} fails (status {status}): try again later. What is downloaded so far is kept")
             }
+            (HubFault::Elsewhere(status, host), _) => format!(
+                "{endpoint} sends to {host} for {file} of {repo}, and {host} refuses it (status {status}): check that \
+                 this machine's clock is right and that a proxy lets {host} through. What is downloaded so far is kept"
+            ),
             (HubFault::Dns(host), _) => format!(
                 "{here}the hub cannot be reached: no address is known for {host}. Check the network, HTTPS_PROXY and \
                  HF_ENDPOINT; with HF_HUB_OFFLINE=1 only the cache is used"

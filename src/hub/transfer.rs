@@ -29,7 +29,7 @@ pub(super) enum HubHash {
     Sha256(Sha256),
     /// Git's hash of a file: SHA-1 of its length and its content.
     Git(Sha1),
-    /// The server has a hash of its own: the size must do.
+    /// The server says none: the size must do.
     Unknown,
 }
 
@@ -74,8 +74,9 @@ pub(super) fn is_large(client: &HubClient, bytes: u64) -> bool {
 pub(super) struct Wanted {
     pub path: String,
     pub size: u64,
+    /// What the cache calls the content.
     pub etag: String,
-    /// The hash of the content, where the server says one: the ETag, or the listing's.
+    /// The hash of the content: the listing's, or the hub's ETag. Empty where the server says none.
     pub hash: String,
     pub url: HubUrl,
 }

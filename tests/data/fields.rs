@@ -586,12 +586,17 @@ fn masks_of_token_ids_take_losses_away() {
         ("prompt_mask", json!([1, 1, 1, 0, 0]), "name it loss_mask (0: no loss)"),
         ("seq_lengths", json!([2, 3]), "several samples, as its `seq_lengths` says"),
         ("position_ids", json!([0, 1, 0, 1, 2]), "several samples, as its `position_ids` says"),
+        ("segment_ids", json!([1, 1, 2, 2, 2]), "several samples, as its `segment_ids` says"),
+        ("cu_seqlens", json!([0, 2, 5]), "several samples, as its `cu_seqlens` says"),
+        ("loss_weights", json!([0, 0.5, 1, 1, 1]), "weigh them with 0 and 1 as loss_mask"),
+        ("shift_labels", json!([40, 98, 52, 2, -100]), "write `labels`"),
     ] {
         let fault = make(Format::default(), json!({"input_ids": ids, key: value})).unwrap_err();
         assert!(fault.contains(says), "{fault}");
     }
     labels(json!({"special_tokens_mask": [1, 0, 0, 0, 1], "seq_lengths": [5], "position_ids": [0, 1, 2, 3, 4]}));
-    labels(json!({"attention_mask": [0, 0, 1, 1, 1], "position_ids": [1, 1, 0, 1, 2]}));
+    labels(json!({"cu_seqlens": [0, 5], "segment_ids": [3, 3, 3, 3, 3], "loss_weights": [1, 1.0, 1, 1, 1]}));
+    labels(json!({"attention_mask": [0, 0, 1, 1, 1], "position_ids": [1, 1, 0, 1, 2], "segment_ids": [0, 0, 1, 1, 1]}));
     let padded = labels(json!({"attention_mask": [0, 1, 1, 1, 0]}));
     assert_eq!((padded.ids, padded.labels), (vec![40, 98, 52], vec![40, 98, 52]));
 }
