@@ -7,7 +7,7 @@
 use super::fields::{JsonRow, RowResult, field, present, string, truth, truth_in};
 use super::format::LabelKeys;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
-use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape};
+use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape, both};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 
@@ -18,11 +18,18 @@ impl Recipe {
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
+        if present(row, &keys.label).is_none() && both(row, ["chosen", "rejected"]) {
+            return Err(format!(
+                "is a pair of answers, and `objective: kto` learns from single ones: use `objective: dpo`, or write a \
+                 row for each answer, with a {}",
+                keys.label
+            ));
+        }
         let label = field(row, &keys.label)?;
         let wrong = || format!("has {label} as {}; true or false is expected", keys.label);
         let label = truth(label).or_else(|| truth_in(label.as_str()?)).ok_or_else(wrong)?;
         let (asked, name) = if tokens {
-            (self.given(row, ANSWER_IDS, out)?, ANSWER_IDS)
+            (self.given(row, ANSWER_IDS, false, out)?, ANSWER_IDS)
         } else {
             let (prompt, answer) = self.judged(keys, row)?;
             if prompt.is_empty() {

@@ -21,6 +21,7 @@ mod talk; // rows as a chat template has them
 mod recipe; // rows to tokens and labels
 mod unread; // what a row holds and nothing reads
 mod answers; // answers in a rendered conversation
+mod pair_shapes; // pairs as other tools write them
 mod pairs; // prompts with two answers
 mod labeled; // prompts with a labeled answer
 mod rollouts; // prompts with samples and their rewards

@@ -49,7 +49,7 @@ impl Recipe {
         let mut prompts: Vec<String> = Vec::new();
         for (key, ids) in [&keys.chosen, &keys.rejected].into_iter().zip(&ID_KEYS[1..]) {
             let asked = if tokens {
-                self.given(row, ids, out)?
+                self.given(row, ids, keys.scored, out)?
             } else {
                 let (prompt, answer) = self.answer(&keys.prompt, key, (keys.scored, common), row)?;
                 if prompt.is_empty() && !keys.scored {
@@ -94,11 +94,16 @@ impl Recipe {
         Ok(Outcome::Kept)
     }
 
-    /// Appends the prompt's ids and those of an answer. Returns where the answer starts.
-    pub(super) fn given(&self, row: &JsonRow, key: &str, out: &mut TokenizedRow) -> RowResult<usize> {
-        let mut asked = 0;
+    /// Appends the prompt's ids and those of an answer. Returns where the answer starts. `bare`: there may be no prompt;
+    /// the first id is then in its place.
+    pub(super) fn given(&self, row: &JsonRow, key: &str, bare: bool, out: &mut TokenizedRow) -> RowResult<usize> {
+        let start = out.ids.len();
+        let mut asked = start;
         for key in [ID_KEYS[0], key] {
             asked = out.ids.len();
+            if bare && key == ID_KEYS[0] && present(row, key).is_none() {
+                continue;
+            }
             for id in array(field(row, key)?, key)? {
                 out.ids.push(token_id(whole(id, key)?, self.bound)?);
             }
@@ -106,7 +111,7 @@ impl Recipe {
                 return Err(format!("has no tokens in `{key}`: a prompt and an answer each need at least one"));
             }
         }
-        Ok(asked)
+        Ok(if asked == start { start + 1 } else { asked })
     }
 
     /// The text of the prompt in `asked` and of the answer in `key`. `bare`: a text may have no prompt. `common`: as
@@ -174,6 +179,9 @@ impl Recipe {
     }
 }
 
+/// What answers follow in Anthropic's texts (hh-rlhf).
+const HH_ANSWER: &str = "\n\nAssistant:";
+
 /// Two texts without a prompt, with what both begin with as their prompt: trl/data_utils.py, `extract_prompt`.
 fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
     let text = |key: &str| row.get(key).filter(|text| shapes::written(text).is_none())?.as_str();
@@ -184,7 +192,12 @@ fn split_texts<'a>(keys: &PairKeys, row: &'a JsonRow) -> Cow<'a, JsonRow> {
     let same = chosen.char_indices().zip(rejected.chars()).take_while(|((_, a), b)| a == b);
     let end = same.last().map_or(0, |((at, c), _)| at + c.len_utf8());
     let prompt = chosen[..end].strip_suffix(' ').unwrap_or(&chosen[..end]);
-    if prompt.is_empty() || end == chosen.len() || end == rejected.len() {
+    // Where one text is the beginning of the other, it ends in its answer.
+    let prompt = match end == chosen.len() || end == rejected.len() {
+        true => prompt.rfind(HH_ANSWER).map_or("", |at| &prompt[..at + HH_ANSWER.len()]),
+        false => prompt,
+    };
+    if prompt.is_empty() {
         return Cow::Borrowed(row);
     }
     let mut row = row.clone();

@@ -12,6 +12,7 @@ use super::fields::{JsonRow, RowResult, list, present, string};
 use super::format::{Format, InputLoss, Preferences, SampleKind};
 use super::json;
 use super::message;
+use super::pair_shapes;
 use super::shapes::{self, Shape};
 use super::talk::{left_out, talk};
 use super::template::{ChatTemplate, Conversation, Rendered};
@@ -114,7 +115,10 @@ impl Recipe {
             Some(shape) => shape.alone(row)?,
             None => (Cow::Borrowed(row), Vec::new()),
         };
-        let row = &*row;
+        let row = &*match &self.format.preferences {
+            Some(Preferences::Pairs(keys)) => pair_shapes::renamed(keys, &row)?,
+            _ => Cow::Borrowed(&*row),
+        };
         if self.format.input_key.is_none() && !self.format.pretrain_mode {
             shapes::without_media(row)?;
         }

@@ -9,6 +9,7 @@
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
 use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string};
 use super::message::message;
+use super::pair_shapes;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -94,7 +95,8 @@ pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
-    let answered = is_pair(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
+    let answered =
+        is_pair(row) || pair_shapes::is_known(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
     named || both(row, ["instruction", "output"]) || answered
 }
 
@@ -104,7 +106,7 @@ pub(super) fn is_text<const N: usize>(row: &JsonRow, keys: [&str; N]) -> bool {
     given.peek().is_some() && given.all(|value| value.is_string() && written(value).is_none())
 }
 
-fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
+pub(super) fn both(row: &JsonRow, keys: [&str; 2]) -> bool {
     keys.iter().all(|key| present(row, key).is_some())
 }
 

@@ -150,6 +150,20 @@ fn every_form_of_a_pair_is_read() {
         let turn = |who: &str, text: &str| json!({"from": who, "value": text});
         json!({"question": [turn("human", p)], "good": turn("gpt", c), "bad": turn("gpt", r)})
     });
+    // OpenAI's, ms-swift's, and the ids of TRL's tokenized data sets.
+    write("openai.jsonl", &|p, c, r| {
+        let said = |answer| json!([turn("assistant", answer)]);
+        json!({"input": {"messages": [turn("user", p)]}, "preferred_output": said(c), "non_preferred_output": said(r)})
+    });
+    write(
+        "response.jsonl",
+        &|p, c, r| json!({"messages": [turn("user", p), turn("assistant", c)], "rejected_response": r}),
+    );
+    write("rejected.jsonl", &|p, c, r| {
+        let whole = |answer| json!([turn("user", p), turn("assistant", answer)]);
+        json!({"messages": whole(c), "rejected_messages": whole(r)})
+    });
+    write("trl.jsonl", &|p, c, r| json!({"prompt_ids": ids(p), "chosen_ids": answer(c), "rejected_ids": answer(r)}));
     let losses = |name: &str, more: &[&str]| {
         let (data, metrics) = (dir.arg(name), dir.arg(&format!("{name}.metrics")));
         let tiny = "--objective dpo --tokenizer bytes --vocab-size 320 --embed-dim 16 --num-layers 1 --num-heads 2 \
@@ -167,6 +181,10 @@ fn every_form_of_a_pair_is_read() {
     assert!(text[2] < text[0], "{text:?}");
     for (name, more) in [
         ("tokens.jsonl", &[][..]),
+        ("trl.jsonl", &[]),
+        ("openai.jsonl", &plain),
+        ("response.jsonl", &plain),
+        ("rejected.jsonl", &plain),
         ("messages.jsonl", &plain),
         ("whole.jsonl", &plain),
         ("sharegpt.jsonl", &[&keys[..], &plain].concat()),
@@ -206,6 +224,12 @@ fn bad_pairs_are_refused_with_one_message() {
         let turn = |role: &str, text: &str| json!({"role": role, "content": text});
         json!([turn("user", first), turn("assistant", first)])
     };
+    refused(
+        "bare.jsonl",
+        json!({"preferred_output": talk("a"), "non_preferred_output": talk("b")}),
+        &["object as `input`"],
+    );
+    refused("ids.jsonl", json!({"chosen_ids": [1, 2], "rejected_ids": [1, 3]}), &["no `prompt_input_ids`"]);
     refused("two.jsonl", json!({"chosen": talk("a"), "rejected": talk("b")}), &["line 1", "different conversations"]);
 }
 

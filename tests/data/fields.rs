@@ -118,6 +118,15 @@ fn a_prompt_is_what_two_answers_begin_with() {
     let hh = json!({"chosen": format!("{asked} because"), "rejected": format!("{asked} no")});
     let (text, answers) = decoded(&row(judged(Format::default()), &hh).0);
     assert!(text.starts_with(asked) && answers.starts_with(" because") && answers.contains(" no"), "{text} {answers}");
+    // One of them begins with the other, and so with all of its answer.
+    let hh = json!({"chosen": format!("{asked} no, never"), "rejected": format!("{asked} no")});
+    let (text, answers) = decoded(&row(judged(Format::default()), &hh).0);
+    assert!(text.starts_with(asked) && answers.starts_with(" no, never") && answers.ends_with(" no"), "{answers}");
+    // Whole sequences of ids are scored: the first stands for a prompt.
+    let keys = PairKeys { scored: true, ..PairKeys::default() };
+    let scored = Format { preferences: Some(Preferences::Pairs(keys)), ..Format::default() };
+    let (made, _) = row(scored, &json!({"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}));
+    assert_eq!((made.ids, made.labels), (vec![5, 6, 7, 5, 8], vec![IGNORE, 6, 7, IGNORE, 8]));
     let mut out = TokenizedRow::default();
     let none = json!({"chosen": "a", "rejected": "b"});
     let fault = recipe(judged(Format::default())).row(none.as_object().unwrap(), &mut out).unwrap_err();
