@@ -76,6 +76,9 @@ FAMILIES = {
     # transformers saves its three convolutions in equal parts, whatever they are.
     "olmo_hybrid": dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=12, linear_value_head_dim=12),
     "exaone_moe": dict(**WIDE, sliding_window=9, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), "vaultgemma": dict(**WIDE, sliding_window=9),
+    "falcon": {}, "falcon new": dict(new_decoder_architecture=True, num_kv_heads=2, bias=True), "falcon serial": dict(multi_query=False, parallel_attn=False, bias=True),
+    "granitemoe_swa": dict(**MULTIPLIERS, sliding_window=9, layer_rope_theta=[100.0, 20.0, 20.0, 0], num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24),
+    "hy_v3": dict(**WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24), "axk1": dict(**LATENT, **SCORED, n_group=2, topk_group=1),
     "flex_olmo": dict(num_experts=4, num_experts_per_tok=2), "afmoe": dict(**WIDE, sliding_window=9, global_attn_every_n_layers=2, num_dense_layers=1, num_experts=4,
                                                                             num_experts_per_tok=2, moe_intermediate_size=24, num_shared_experts=1, mup_enabled=True),
     "mellum": dict(**WIDE, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
@@ -124,16 +127,16 @@ TOWERS = {
 # Of mixers: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
 LOW_RANK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {
-    "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
+    "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "axk1": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
     "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
     "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"],
-} | dict.fromkeys(["flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
+} | dict.fromkeys(["granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],

@@ -77,7 +77,9 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
 
 /// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of the modules of
 /// experts out of `target_modules`, and with them other modules of the same names.
-const LIKE_QWEN2: [Arch; 15] = [
+const LIKE_QWEN2: [Arch; 17] = [
+    Arch::HyV3,
+    Arch::Axk1,
     Arch::FlexOlmo,
     Arch::Afmoe,
     Arch::Qwen3Moe,

@@ -4,6 +4,7 @@
 mod defaults;
 mod dropout;
 mod experts; // chosen by probabilities
+mod falcon; // layouts of queries, keys and values
 mod gemma; // heads of two sizes
 mod granite; // multipliers
 mod keys;
@@ -220,7 +221,11 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map["use_post_norm"] = json!(spec.post_norms);
             map
         }
-        Arch::GraniteSwa => {
+        Arch::Falcon => {
+            map.shift_remove("intermediate_size");
+            falcon::json(spec)
+        }
+        Arch::GraniteSwa | Arch::GraniteMoeSwa => {
             map.extend(granite::swa_json(spec));
             granite::json(spec)
         }

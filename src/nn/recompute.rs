@@ -64,7 +64,7 @@ impl Checkpointing {
         // A block's last product is needed only by a norm after it.
         let of_experts = |e: &Experts| e.top_k * e.ff + e.shared_ff + if e.beside { spec.ff } else { 0 };
         let ff = spec.experts.as_ref().map_or(spec.ff, of_experts);
-        let feed_forward = ff * (1 + spec.gated() as usize + spec.post_norms as usize);
+        let feed_forward = ff * (1 + spec.gated() as usize + spec.norms_experts() as usize);
         (2 * spec.dim * (attention + feed_forward) * (spec.layers / every).saturating_sub(1)) as u64
     }
 }

@@ -151,6 +151,14 @@ pub enum Arch {
     Phi,
     /// Phi with a norm of each branch, exact GELU, and a matrix that goes by heads.
     GptNeoX,
+    /// GPT-NeoX without biases, with key/value heads that queries share; branches may have one norm.
+    Falcon,
+    /// Granite with windows and experts.
+    GraniteMoeSwa,
+    /// Qwen3 with the experts of DeepSeek V3 without groups.
+    HyV3,
+    /// DeepSeek V3 with a norm after the experts.
+    Axk1,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -422,6 +430,8 @@ pub struct Spec {
     pub pre_norms: bool,
     /// Normalize a branch's output before adding it to the residual; blocks without attention never do.
     pub post_norms: bool,
+    /// Normalize the experts' output before adding it to the residual, and no other branch's.
+    pub expert_norms: bool,
     /// Both branches read the block's input, through one norm.
     pub parallel: bool,
     /// With `parallel`, through a norm of each.
@@ -509,6 +519,7 @@ impl Default for Spec {
             post_norms: false,
             parallel: false,
             own_norms: false,
+            expert_norms: false,
             layer_norm: false,
             norm_bias: false,
             bare_norms: false,

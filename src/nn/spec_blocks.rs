@@ -72,6 +72,10 @@ impl Spec {
     pub fn gated(&self) -> bool {
         matches!(self.activation, Activation::SwiGlu | Activation::GeGlu)
     }
+    /// Whether what experts add to the residual is normalized.
+    pub fn norms_experts(&self) -> bool {
+        self.post_norms || self.expert_norms
+    }
     /// Tokens that block `i` attends to; 0 means all.
     pub fn window_of(&self, i: usize) -> usize {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }

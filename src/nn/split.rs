@@ -262,7 +262,7 @@ impl Split {
                      tp-size that divides {heads}"
                 )));
             }
-            if spec.fused_qkv && kv % of > 0 {
+            if spec.fused_qkv && !spec.qkv_by_heads && kv % of > 0 {
                 return Err(Error::input(format!(
                     "num_kv_heads {kv} is not divisible by tp-size {of}: queries, keys and values of {} are one matrix, of \
                      which every tp rank has an equal share of each; choose a tp-size that divides {kv}",

@@ -65,8 +65,10 @@ const PACKED: &str = "packed_colwise";
 /// The modules at the beginning of a branch.
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
-        Arch::Phi3 | Arch::GptNeoX => vec![arch.family().modules.qkv],
-        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => LATENT.to_vec(),
+        Arch::Phi3 | Arch::GptNeoX | Arch::Falcon => vec![arch.family().modules.qkv],
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Axk1 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => {
+            LATENT.to_vec()
+        }
         Arch::NemotronH => NEMOTRON_H.to_vec(),
         Arch::Afmoe => AFMOE.to_vec(),
         Arch::GptJ => GPT_J.to_vec(),
@@ -85,6 +87,7 @@ fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
         | Arch::NanoChat
         | Arch::Phi
         | Arch::GptJ
+        | Arch::Falcon
         | Arch::GptNeoX => {
             vec![arch.family().modules.mlp[0]]
         }
@@ -121,7 +124,8 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 18] = [
+const HEAD_NORMED: [Arch; 19] = [
+    Arch::HyV3,
     Arch::Afmoe,
     Arch::Apertus,
     Arch::ExaoneMoe,
@@ -185,10 +189,12 @@ pub fn built_in(arch: Arch) -> TpPlan {
 pub fn read(spec: &Spec, plan: &TpPlan) -> Result<Meaning> {
     let modules = &spec.arch.family().modules;
     let mut norms = vec![modules.last_norm.to_string()];
-    let [[pre, post], [pre_mlp, post_mlp]] = [modules.attention_norms, modules.mlp_norms];
+    let [[_, post], [_, post_mlp]] = [modules.attention_norms, modules.mlp_norms];
+    let [pre, pre_mlp] = spec.arch.family().input_norms(spec);
     let before = spec.pre_norms || spec.recurrence.is_some();
-    for (has, norm) in
-        [(before, pre), (before, pre_mlp), (spec.post_norms, post)].into_iter().chain([(spec.post_norms, post_mlp)])
+    for (has, norm) in [(before, pre), (before, pre_mlp), (spec.post_norms, post)]
+        .into_iter()
+        .chain([(spec.norms_experts(), post_mlp)])
     {
         let norm = in_layers(norm);
         if has && !norms.contains(&norm) {

@@ -185,7 +185,7 @@ impl Workspace<TensorShape, ()> {
                     branch: stays(only(spec.post_norms, spec.dim)),
                     experts_gate: held(gate_ff),
                     experts_up: held(up_ff),
-                    experts_out: stays(only(experts > 0 && (beside || spec.post_norms), spec.dim)),
+                    experts_out: stays(only(experts > 0 && (beside || spec.norms_experts()), spec.dim)),
                     shared_gate: keep(only(spec.gated(), shared_ff)),
                     shared_up: keep(shared_ff),
                     shared_weight: shape(Category::Saved, DType::F32, tokens, one_shared),

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 26] = [
+const FAMILIES: [&str; 29] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -50,6 +50,9 @@ const FAMILIES: [&str; 26] = [
     "nemotron_h",
     "flex_olmo",
     "afmoe",
+    "granitemoe_swa",
+    "hy_v3",
+    "axk1",
 ];
 const TOLERANCE: f64 = 1e-5;
 

@@ -89,9 +89,17 @@ CASES = {
     "afmoe": dict(head_dim=10, num_hidden_layers=4, global_attn_every_n_layers=2, sliding_window=4, num_dense_layers=1, num_experts=5, num_experts_per_tok=2,
                   moe_intermediate_size=14, num_shared_experts=2, route_scale=1.5, mup_enabled=True, attention_bias=True,
                   rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    "granitemoe_swa": dict(sliding_window=4, layer_rope_theta=[100.0, 20.0],
+                           num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=10, embedding_multiplier=3.0, attention_multiplier=0.25,
+                           residual_multiplier=0.5, logits_scaling=4.0),
+    "hy_v3": dict(head_dim=10, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, num_shared_experts=2, attention_bias=True,
+                  rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    # The experts' output is normalized, and that of the dense layer is not.
+    "axk1": dict(**MANY_HEADS, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=14, n_shared_experts=2,
+                 q_lora_rank=9, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):
@@ -110,7 +118,14 @@ def per_expert(model_type, tensors):
         if model_type == "gpt_oss" and ".experts." in name:
             result |= {f"{name}[{e}]": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
             continue
-        if model_type.startswith("granitemoe"):
+        if model_type == "granitemoe_swa" and ".experts." in name:
+            halves = enumerate(tensor.chunk(2, 1)) if name.endswith("gate_up_proj") else [(None, tensor)]
+            result |= {f"{name}[{e}]" if k is None else f"{name}[{e}.{k}]": of_expert.contiguous() for k, part in halves for e, of_expert in enumerate(part)}
+            continue
+        if model_type == "hy_v3":
+            name = name.replace("mlp.gate.", "mlp.router.gate.").replace("e_score_correction_bias", "expert_bias").replace("shared_experts.", "shared_mlp.")
+        name = name.replace("mlp.post_mlp_layernorm", "post_mlp_layernorm") if model_type == "axk1" else name
+        if model_type.startswith("granitemoe") and model_type != "granitemoe_swa":
             name = name.replace("router.weight", "router.layer.weight").replace("experts.down_proj", "output_linear.weight")
             if name.endswith("experts.gate_up_proj"):
                 whole = name.replace("experts.gate_up_proj", "input_linear.weight")

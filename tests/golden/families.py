@@ -61,6 +61,8 @@ MAMBA = dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, m
              logits_scaling=4.0)
 NEMOTRON_H = dict(hidden_size=20, mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=6, conv_kernel=4, chunk_size=16,
                   max_position_embeddings=128)
+FALCON = dict(vocab_size=VOCAB, hidden_size=40, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=22, max_position_embeddings=32, rope_parameters=rope("default"),
+              bos_token_id=None, eos_token_id=None)
 
 CASES = {
     "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
@@ -194,6 +196,10 @@ CASES = {
     "gptj": ("gptj", dict(vocab_size=VOCAB, n_embd=40, n_layer=2, n_head=4, n_inner=22, n_positions=32, rotary_dim=4, bos_token_id=None, eos_token_id=None),
              dict(rotary_dim=8)),
     "nanochat": ("nanochat", dict(hidden_size=40, rope_parameters=rope("default"), final_logit_softcapping=1.5), dict(final_logit_softcapping=15.0)),
+    # Three layouts of queries, keys and values; branches with one norm, with a norm of each, and one after the other.
+    "falcon": ("falcon", FALCON, dict(rope_parameters=rope("default", 1000.0))),
+    "falcon_new": ("falcon", dict(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True), dict(rope_parameters=rope("default", 1000.0))),
+    "falcon_serial": ("falcon", dict(**FALCON, multi_query=False, parallel_attn=False, bias=True, tie_word_embeddings=False), dict(rope_parameters=rope("default", 1000.0))),
     # The last layer has no rotary positions.
     "granite_swa": ("granite_swa", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, layer_rope_theta=[100.0, 20.0, 0],
                                         layer_types=["full_attention", "sliding_attention", "sliding_attention"], embedding_multiplier=3.0,
@@ -218,7 +224,7 @@ def runnable(config):
 
 
 def build(model_type, keys):
-    sizes = {} if model_type in ("gpt2", "gptj") else SIZES
+    sizes = {} if model_type in ("gpt2", "gptj", "falcon") else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = runnable(AutoConfig.for_model(model_type, **every))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()

@@ -40,6 +40,9 @@ pub struct Defaults {
 /// `attention_bias`, off.
 const ATTENTION_BIAS: Flag = Some(("attention_bias", false));
 
+/// `bias`, off.
+const BIAS: Flag = Some(("bias", false));
+
 /// Biases that no key turns off.
 const ALWAYS: Flag = Some(("", true));
 
@@ -355,6 +358,24 @@ impl Defaults {
                 part: Some(0.25),
                 ..PLAIN
             },
+            Arch::Falcon => Defaults {
+                eps: ("layer_norm_epsilon", 1e-5),
+                tied: true,
+                activation: Activation::GeluExact,
+                qkv_bias: BIAS,
+                out_bias: BIAS,
+                mlp_bias: BIAS,
+                ..PLAIN
+            },
+            Arch::GraniteMoeSwa => Defaults { window: WindowKeys::Given(Some(128)), ..BIASED },
+            Arch::HyV3 => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 11_158_840.0,
+                ..BIASED
+            },
+            Arch::Axk1 => Defaults { pairs: RotaryPairs::Adjacent, ..BIASED },
             Arch::Gpt => PLAIN,
         }
     }

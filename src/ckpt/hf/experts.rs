@@ -64,7 +64,9 @@ impl ExpertKeys {
         let all = |count| ("num_experts", count);
         Some(match arch {
             Arch::Mixtral | Arch::GraniteMoe => LOCAL,
-            Arch::GraniteMoeShared => ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 0)), ..LOCAL },
+            Arch::GraniteMoeShared | Arch::GraniteMoeSwa => {
+                ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 0)), ..LOCAL }
+            }
             Arch::GraniteHybrid => ExpertKeys { shared: SharedWidth::Key(("shared_intermediate_size", 1024)), ..LOCAL },
             Arch::GptOss => ExpertKeys { count: ("num_local_experts", 128), top_k: 4, clamped: true, ..LOCAL },
             Arch::Olmoe => ExpertKeys { count: all(64), top_k: 8, normalize: Some(false), aux_coef: 0.01, ..LOCAL },

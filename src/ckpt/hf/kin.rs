@@ -6,12 +6,13 @@ use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
 
 /// A model type's name for a key, and ours.
-const NAMES: [(&str, &str, &str); 16] = [
+const NAMES: [(&str, &str, &str); 20] = [
     ("ernie4_5_moe", "moe_k", "num_experts_per_tok"),
     ("ernie4_5_moe", "moe_num_experts", "num_experts"),
     ("ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"),
     ("exaone_moe", "num_experts", "n_routed_experts"),
     ("exaone_moe", "num_shared_experts", "n_shared_experts"),
+    ("falcon", "activation", "hidden_act"),
     ("gpt_neox", "rotary_emb_base", "rope_theta"),
     ("gpt_neox", "rotary_pct", "partial_rotary_factor"),
     ("gptj", "activation_function", "hidden_act"),
@@ -21,12 +22,16 @@ const NAMES: [(&str, &str, &str); 16] = [
     ("gptj", "n_positions", "max_position_embeddings"),
     ("granitemoehybrid", "layers_block_type", "layer_types"),
     ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
+    ("hy_v3", "num_experts", "n_routed_experts"),
+    ("hy_v3", "num_shared_experts", "n_shared_experts"),
+    ("hy_v3", "router_scaling_factor", "routed_scaling_factor"),
     ("internlm3", "bias", "mlp_bias"),
     ("internlm3", "qkv_bias", "attention_bias"),
 ];
 
 /// Older names of keys, which are read and not written.
-const OLDER: [(&str, &str, &str); 9] = [
+const OLDER: [(&str, &str, &str); 10] = [
+    ("falcon", "n_embed", "hidden_size"),
     ("nemotron_h", "attention_head_dim", "head_dim"),
     ("nemotron_h", "layer_types", "layers_block_type"),
     ("nemotron_h", "mamba_chunk_size", "chunk_size"),
@@ -150,6 +155,11 @@ mod tests {
             (changed("time_step_limit", json!([0.1])), "time_step_limit is [0.1]"),
             (read(json!({"model_type": "ernie4_5_moe", "use_bias": true})), "use_bias is true"),
             (read(json!({"model_type": "phi", "hidden_act": "relu"})), "must be \"gelu\" or"),
+            (read(json!({"model_type": "falcon", "alibi": true})), "alibi is true"),
+            (read(json!({"model_type": "falcon", "multi_query": false, "num_kv_heads": 2})), "num_kv_heads is 2"),
+            (read(json!({"model_type": "falcon", "num_ln_in_parallel_attn": 2})), "num_ln_in_parallel_attn is 2"),
+            (read(json!({"model_type": "axk1", "moe_layer_freq": 2})), "moe_layer_freq is 2"),
+            (read(json!({"model_type": "hy_v3", "mlp_bias": true})), "mlp_bias is true"),
             (read(json!({"model_type": "bamba", "partial_rotary_factor": 1.0})), "partial_rotary_factor is 1.0"),
             (read(json!({"model_type": "cohere", "use_qk_norm": true})), "use_qk_norm is true"),
             (read(json!({"model_type": "stablelm", "qk_layernorm": true})), "qk_layernorm is true"),

@@ -2,6 +2,7 @@
 //! transformers class. Never reads a file.
 use super::defaults::{Defaults, WindowKeys};
 use super::experts;
+use super::falcon;
 use super::gemma;
 use super::granite;
 use super::keys::ConfigKeys;
@@ -95,7 +96,7 @@ pub(super) fn activation_key(arch: Arch, activation: Activation) -> (&'static st
 /// Whether all heads have equal shares of the model's width, and keys and values of their own: the class has no keys
 /// that say otherwise.
 pub(super) fn has_equal_heads(arch: Arch) -> bool {
-    matches!(arch, Arch::GptNeoX | Arch::GptJ)
+    matches!(arch, Arch::GptNeoX | Arch::GptJ | Arch::Falcon)
 }
 
 /// Gemma's activation, and what else is only in its files.
@@ -172,6 +173,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             let width = keys.size("intermediate_size", "ff_hidden_dim")?;
             width.or(keys.size("moe_intermediate_size", "ff_hidden_dim")?).unwrap_or(1280)
         }
+        Arch::Falcon => keys.size("ffn_hidden_size", "ff_hidden_dim")?.unwrap_or(4 * dim),
         Arch::GptJ => keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
         _ => size("intermediate_size", "ff_hidden_dim")?,
     };
@@ -326,7 +328,8 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec }
         }
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
-        Arch::GraniteSwa => granite::swa(keys, spec)?,
+        Arch::GraniteSwa | Arch::GraniteMoeSwa => granite::swa(keys, spec)?,
+        Arch::Falcon => falcon::special(keys, spec)?,
         Arch::GraniteHybrid => granite::hybrid(keys, spec)?,
         Arch::HyperClovaX => granite::hyperclovax(keys, spec)?,
         Arch::HunyuanDense | Arch::HunyuanMoe => Spec { qk_norm: true, norm_after_rope: true, ..spec },
@@ -353,6 +356,17 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Nemotron => Spec { layer_norm: true, norm_bias: true, norm_from_one: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite | Arch::Youtu => scored::special(keys, spec)?,
+        Arch::Axk1 => {
+            keys.only("moe_layer_freq", &[json!(1)])?;
+            Spec { expert_norms: true, ..scored::special(keys, spec)? }
+        }
+        Arch::HyV3 => {
+            keys.only("mlp_bias", &[json!(false)])?;
+            keys.only("norm_topk_prob", &[json!(true)])?;
+            ["n_group", "topk_group"].into_iter().try_for_each(|key| keys.only(key, &[json!(1)]))?;
+            keys.known(["enable_moe_fp32_combine"]); // sums are in f32
+            Spec { qk_norm: true, ..spec }
+        }
         Arch::Glm4Moe => Spec { qk_norm: keys.flag("use_qk_norm")?.unwrap_or(false), ..spec },
         Arch::SolarOpen => {
             keys.only("use_qk_norm", &[json!(false)])?;
@@ -474,7 +488,9 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Some(types) => types,
         None if every > 0 => (0..layers).map(|i| (i + 1) % every != 0).collect(),
         None if arch == Arch::Mellum => vec![false; layers],
-        None if matches!(arch, Arch::Cwm | Arch::GraniteSwa) => (0..layers).map(|i| i % 4 != 0).collect(),
+        None if matches!(arch, Arch::Cwm | Arch::GraniteSwa | Arch::GraniteMoeSwa) => {
+            (0..layers).map(|i| i % 4 != 0).collect()
+        }
         // Those without rotary positions.
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),

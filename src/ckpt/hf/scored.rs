@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 /// The defaults of latent attention, if the family has it.
 fn latent_defaults(arch: Arch) -> Option<Latent> {
     match arch {
-        Arch::DeepseekV2 | Arch::DeepseekV3 => {
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Axk1 => {
             Some(Latent { q_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value: 128 })
         }
         Arch::Youtu => latent_defaults(Arch::DeepseekV3),
@@ -94,6 +94,9 @@ impl ScoredExperts {
         let plain = |scored: ScoredExperts| ScoredExperts { groups: [1, 1], ..scored };
         Some(match arch {
             Arch::DeepseekV3 => v3,
+            Arch::Axk1 => ScoredExperts { count: 192, dense: 1, ..v3 },
+            // Its names of some keys are others, and it has none of groups.
+            Arch::HyV3 => plain(ScoredExperts { count: 192, ff: 1536, dense: 1, scale: 2.826, ..v3 }),
             Arch::DeepseekV2 => plain(ScoredExperts {
                 count: 64,
                 top_k: 0,
@@ -176,11 +179,11 @@ impl ScoredExperts {
         }
         // The list takes precedence; a family has one or both.
         let listed = match self.arch {
-            Arch::Glm4MoeLite | Arch::ExaoneMoe => listed_dense(keys, layers)?,
+            Arch::Glm4MoeLite | Arch::ExaoneMoe | Arch::Axk1 | Arch::HyV3 => listed_dense(keys, layers)?,
             _ => None,
         };
         let first = match self.arch {
-            Arch::Glm4MoeLite => None,
+            Arch::Glm4MoeLite | Arch::HyV3 => None,
             _ => keys.whole("first_k_dense_replace")?,
         };
         Ok(listed.unwrap_or_else(|| (0..first.unwrap_or(self.dense).min(layers)).collect()))
@@ -277,13 +280,19 @@ pub fn experts_json(spec: &Spec) -> Option<Value> {
         "routed_scaling_factor": decimal(rule.scale),
     });
     match spec.arch {
-        Arch::Glm4MoeLite | Arch::ExaoneMoe => map["mlp_layer_types"] = types(&e.dense, spec.layers),
+        Arch::Glm4MoeLite | Arch::ExaoneMoe | Arch::Axk1 | Arch::HyV3 => {
+            map["mlp_layer_types"] = types(&e.dense, spec.layers)
+        }
         Arch::SolarOpen => {}
         _ => map["first_k_dense_replace"] = json!(e.dense.len()),
     }
     match spec.arch {
         Arch::DeepseekV2 => {
             map["topk_method"] = json!(if rule.groups > 1 { "group_limited_greedy" } else { "greedy" });
+        }
+        Arch::HyV3 => {
+            let own = |(key, _): &(String, Value)| !["norm_topk_prob", "n_group", "topk_group"].contains(&key.as_str());
+            map = object(map).into_iter().filter(own).collect();
         }
         Arch::Dots1 => map["max_window_layers"] = json!(spec.layers),
         _ => {}

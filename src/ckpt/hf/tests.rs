@@ -226,15 +226,15 @@ fn sized(arch: Arch) -> Spec {
     let scored = Spec { experts, ..llama() };
     let latent = Latent { q_rank: 8, kv_rank: 8, nope: 4, rope: 4, value: 8 };
     match arch {
-        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => Spec {
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Axk1 | Arch::Glm4MoeLite => Spec {
             kv_heads: scored.heads,
             head_dim: latent.head_dim(),
             rotary_dim: Some(latent.rope),
             latent: Some(latent),
             ..scored
         },
-        Arch::Glm4Moe | Arch::Dots1 => scored,
-        Arch::GptNeoX | Arch::GptJ => Spec { kv_heads: llama().heads, head_dim: 8, ..llama() },
+        Arch::Glm4Moe | Arch::Dots1 | Arch::HyV3 => scored,
+        Arch::GptNeoX | Arch::GptJ | Arch::Falcon => Spec { kv_heads: llama().heads, head_dim: 8, ..llama() },
         Arch::Bamba => {
             let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
             let shape = DeltaShape { key_heads: 1, value_heads: 4, key_dim: 8, value_dim: 2 * llama().dim / 4, rule };

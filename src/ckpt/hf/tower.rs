@@ -310,6 +310,8 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             sizes([151_424, 4096, 10_944, 46, 96, 65_536]),
             json!({"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": true, "n_routed_experts": 128}),
         ),
+        // Published files leave it out.
+        "falcon" => object(json!({"max_position_embeddings": 2048})),
         "exaone4" => sizes([102_400, 4096, 16_384, 32, 32, 2048]),
         "exaone_moe" => sizes([102_400, 4096, 16_384, 32, 32, 2048]),
         "mellum" => sizes([98_304, 2304, 7168, 28, 32, 131_072]),

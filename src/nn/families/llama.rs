@@ -106,7 +106,8 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         None => KvSharing::Own,
     };
     let takes = sharing == KvSharing::Takes(sight);
-    let norm = names.branch_norm(spec.pre_norms, modules.attention_norms[0]);
+    let [norm, _] = spec.arch.family().input_norms(spec);
+    let norm = names.branch_norm(spec.pre_norms, norm);
     let (mut qkv, mut biases, mut column) = (Vec::new(), Vec::new(), 0);
     // Ranks that share a key/value head hold all of them and compute with one.
     let shared = split.shared_kv(spec);
@@ -114,7 +115,24 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let kv = (spec.kv_heads, kv_heads, shared);
     let latent = spec.latent.map(|latent| names.latent(latent, heads, by_heads));
     if spec.qkv_by_heads {
-        qkv.push(names.column(modules.qkv, spec.qkv(), by_heads, spec.qkv_bias));
+        match shared {
+            None => qkv.push(names.column(modules.qkv, spec.qkv(), by_heads, spec.qkv_bias)),
+            Some(kv) => {
+                // Every rank has all of the matrix, and computes its queries and the key/value head that they share.
+                let whole = |names: &mut Names, suffix: &str, shape: &[usize], init| {
+                    names.push(modules.qkv, suffix, shape, Tp::Summed, init)
+                };
+                let weight = whole(&mut names, WEIGHT, &[spec.qkv(), dim], Init::NORMAL);
+                let bias = spec.qkv_bias.then(|| whole(&mut names, BIAS, &[spec.qkv()], Init::ZEROS));
+                let (group, before) = (spec.heads / spec.kv_heads, by_heads.index * heads);
+                let parts = [(before + 2 * kv, heads), (kv * (group + 2) + group, 2)];
+                for (first, width) in parts.map(|(first, of)| (first * head_dim, of * head_dim)) {
+                    qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
+                    biases.extend(bias.map(|segment| RowPart { segment, held: first..first + width }));
+                    column += width;
+                }
+            }
+        }
     } else if spec.fused_qkv {
         let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
         qkv.push(Linear::new(names.parts(modules.qkv, rows, by_heads), row, dim));
@@ -187,7 +205,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         norm,
         qkv,
         bias: (!biases.is_empty()).then_some(RowBias(biases)),
-        order: match (spec.output_gate && !spec.gate_apart, spec.qkv_by_heads) {
+        order: match (spec.output_gate && !spec.gate_apart, spec.qkv_by_heads && shared.is_none()) {
             (true, _) => QkvOrder::Gated,
             (_, true) => QkvOrder::ByHeads,
             _ => QkvOrder::Same,
@@ -257,7 +275,7 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
     let [up, down] = modules.mlp;
     let norm = match spec.parallel && !spec.own_norms {
         true => first,
-        false => names.branch_norm(pre, modules.mlp_norms[0]),
+        false => names.branch_norm(pre, spec.arch.family().input_norms(spec)[1]),
     };
     let (gate, up) = match spec.fused_gate_up {
         true => {
@@ -364,7 +382,8 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
         Some(_) => names.norm("pre_feedforward_layernorm_2", dim),
         None => names.branch_norm(names.spec.pre_norms, pre),
     };
-    let post = (names.spec.post_norms && beside.is_none()).then(|| names.norm(post, dim));
+    let is_normed = names.spec.norms_experts() && beside.is_none();
+    let post = is_normed.then(|| names.norm(post, dim));
     let router_name = format!("{module}.{router}");
     let router = names.push(&router_name, WEIGHT, &[count, dim], summed, Init::NORMAL);
     let router_bias = experts.clamp.map(|_| names.push(&router_name, BIAS, &[count], summed, Init::ZEROS));

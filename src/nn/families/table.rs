@@ -1,5 +1,5 @@
 //! What each family calls its classes and modules: one row per family. Never holds numbers of a model.
-use crate::nn::spec::Arch;
+use crate::nn::spec::{Arch, Spec};
 
 /// A row of the table.
 pub struct Family {
@@ -29,6 +29,8 @@ pub struct ModuleNames {
     pub attention_norms: [&'static str; 2],
     /// Those of the feed-forward branch.
     pub mlp_norms: [&'static str; 2],
+    /// Norms of the inputs of parallel branches that have one each.
+    pub own_norms: [&'static str; 2],
     /// Norms of queries and keys.
     pub head_norms: [&'static str; 2],
     /// Queries, keys and values as one matrix.
@@ -98,6 +100,7 @@ const LLAMA: ModuleNames = ModuleNames {
     embedding: "embed_tokens",
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
+    own_norms: ["input_layernorm", "post_attention_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     qkv: "self_attn.qkv_proj",
     attention_out: "self_attn.o_proj",
@@ -240,6 +243,31 @@ const GPT_NEOX: ModuleNames = ModuleNames {
     last_norm: "final_layer_norm",
     ..LLAMA
 };
+const FALCON: ModuleNames = ModuleNames {
+    base: "transformer",
+    layers: "h",
+    attention: "self_attention",
+    embedding: "word_embeddings",
+    own_norms: ["ln_attn", "ln_mlp"],
+    qkv: "self_attention.query_key_value",
+    attention_out: "self_attention.dense",
+    mlp: GPT_NEOX.mlp,
+    last_norm: "ln_f",
+    ..LLAMA
+};
+const GRANITE_MOE_SWA: ModuleNames = ModuleNames {
+    sparse: SparseNames {
+        router: "router",
+        stacked: Some(["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]),
+        ..GRANITE_SPARSE
+    },
+    ..LLAMA
+};
+const HY_V3: ModuleNames = ModuleNames {
+    sparse: SparseNames { router: "router.gate", correction: ("expert_bias", 1), shared: "mlp.shared_mlp", ..SPARSE },
+    ..LLAMA
+};
+const AXK1: ModuleNames = ModuleNames { mlp_norms: ["post_attention_layernorm", "post_mlp_layernorm"], ..LLAMA };
 
 macro_rules! families {
     ($($arch:ident $name:literal $model_type:literal $class:literal $scored:expr, $modules:ident;)*) => {
@@ -327,7 +355,19 @@ families! {
     Bamba "bamba" "bamba" "BambaForCausalLM" None, BAMBA;
     Phi "phi" "phi" "PhiForCausalLM" Some("PhiForSequenceClassification"), PHI;
     GptNeoX "gpt_neox" "gpt_neox" "GPTNeoXForCausalLM" Some("GPTNeoXForSequenceClassification"), GPT_NEOX;
+    Falcon "falcon" "falcon" "FalconForCausalLM" Some("FalconForSequenceClassification"), FALCON;
+    GraniteMoeSwa "granitemoe_swa" "granitemoe_swa" "GraniteMoeSWAForCausalLM" None, GRANITE_MOE_SWA;
+    HyV3 "hy_v3" "hy_v3" "HYV3ForCausalLM" None, HY_V3;
+    Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
+}
+
+impl Family {
+    /// Names of the norms of the inputs of a model's branches: attention, and the feed-forward layer.
+    pub fn input_norms(&self, spec: &Spec) -> [&'static str; 2] {
+        let ModuleNames { attention_norms: [attention, _], mlp_norms: [mlp, _], own_norms, .. } = self.modules;
+        if spec.own_norms { own_norms } else { [attention, mlp] }
+    }
 }
 
 impl Arch {
