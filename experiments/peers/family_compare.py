@@ -116,6 +116,16 @@ TOWERS = {
         model_type="siglip2_vision_model", num_patches=4, **SIGHT))),
     "exaone4_5": (dict(model_type="exaone4", sliding_window=9), dict(image_token_id=63, video_token_id=62, vision_config=QWEN | dict(
         window_size=4, fullatt_block_indexes=[0], num_key_value_heads=1))),
+    "deepseek_vl": (dict(model_type="llama"), dict(vision_config=SIGLIP, image_token_id=63)),
+    "janus": (dict(model_type="llama"), dict(image_token_id=63)),
+    "video_llava": (dict(model_type="llama"), dict(vision_config=CLIP, image_token_index=63, video_token_index=62)),
+    "pp_chart2table": (dict(model_type="qwen2"), dict(image_token_index=63, vision_config=dict(
+        hidden_size=8, output_channels=8, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8, mlp_dim=8, window_size=2,
+        global_attn_indexes=[0]))),
+    "hyperclovax_vision_v2": (dict(model_type="hyperclovax", embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=0.5), dict(
+        image_token_id=63, video_token_id=62, vision_config=dict(model_type="qwen2_5_vl_vision", window_size=4, fullatt_block_indexes=[0], **QWEN))),
+    "minicpmv4_6": (DELTA, dict(vision_config=SIGHT | dict(image_size=4), image_token_id=63, video_token_id=62)),
+    "glmga": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "glm46v": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "glm4v_moe": (GLM | SCORED, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "video_llama_3": (dict(model_type="qwen2"), dict(vision_config=SIGHT, image_token_id=63, video_token_id=62)),
@@ -145,7 +155,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl", "minicpmv4_6"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

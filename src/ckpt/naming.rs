@@ -19,7 +19,11 @@ pub enum Naming {
 }
 
 /// The names of modules with a vision tower, for messages.
-const VISUAL: [&str; 8] = [
+const VISUAL: [&str; 12] = [
+    "aligner.",
+    "image_tower.",
+    "video_tower.",
+    "vision_projector.",
     "vision_tower.",
     "vision_model.",
     "visual.",

@@ -25,27 +25,33 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 29] = [
+const CLASSES: [TowerClass; 36] = [
+    TowerClass { model_type: "deepseek_vl", texts: &[("llama", "llama")] },
     TowerClass { model_type: "exaone4_5", texts: &[("exaone4", "exaone4")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
     TowerClass { model_type: "gemma4", texts: &[("gemma4_text", "gemma4_text")] },
     TowerClass { model_type: "glm46v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v_moe", texts: &[("glm4v_moe_text", "glm4_moe")] },
+    TowerClass { model_type: "glmga", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm_ocr", texts: &[("glm_ocr_text", "glm4")] },
     TowerClass { model_type: "got_ocr2", texts: &[("qwen2", "qwen2")] },
+    TowerClass { model_type: "hyperclovax_vision_v2", texts: &[("hyperclovax", "hyperclovax")] },
     TowerClass { model_type: "idefics2", texts: &[("mistral", "mistral"), ("llama", "llama")] },
     TowerClass { model_type: "idefics3", texts: &[("llama", "llama")] },
     TowerClass { model_type: "internvl", texts: &QWENS },
+    TowerClass { model_type: "janus", texts: &[("llama", "llama")] },
     TowerClass { model_type: "lfm2_vl", texts: &[("lfm2", "lfm2")] },
     TowerClass { model_type: "lighton_ocr", texts: &[("qwen3", "qwen3")] },
     TowerClass { model_type: "llava", texts: &LLAVA },
     TowerClass { model_type: "llava_next", texts: &LLAVA },
     TowerClass { model_type: "llava_next_video", texts: &LLAVA },
     TowerClass { model_type: "llava_onevision", texts: &QWENS },
+    TowerClass { model_type: "minicpmv4_6", texts: &[("qwen3_5_text", "qwen3_5_text")] },
     TowerClass { model_type: "mistral3", texts: &[("mistral", "mistral"), ("ministral3", "ministral3")] },
     TowerClass { model_type: "ovis2", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "paddleocr_vl", texts: &[("paddleocr_vl_text", "llama")] },
+    TowerClass { model_type: "pp_chart2table", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "qwen2_vl", texts: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")] },
     TowerClass { model_type: "qwen2_5_vl", texts: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")] },
     TowerClass { model_type: "qwen3_vl", texts: &[("qwen3_vl_text", "qwen3")] },
@@ -53,12 +59,13 @@ const CLASSES: [TowerClass; 29] = [
     TowerClass { model_type: "qwen3_5_moe", texts: &[("qwen3_5_moe_text", "qwen3_5_moe_text")] },
     TowerClass { model_type: "qwen3_vl_moe", texts: &[("qwen3_vl_moe_text", "qwen3_vl_moe_text")] },
     TowerClass { model_type: "smolvlm", texts: &[("llama", "llama")] },
+    TowerClass { model_type: "video_llava", texts: &[("llama", "llama")] },
     TowerClass { model_type: "video_llama_3", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "vipllava", texts: &[("llama", "llama")] },
 ];
 
 /// Keys of these classes that do not affect text.
-const VISUAL: [&str; 42] = [
+const VISUAL: [&str; 51] = [
     "adapter_layer_norm_eps",
     "alignment_intermediate_size",
     "audio_config",
@@ -70,15 +77,22 @@ const VISUAL: [&str; 42] = [
     "boi_token_index",
     "downsample_factor",
     "downsample_ratio",
+    "downsample_mode",
+    "drop_vision_last_layer",
     "eoi_token_id",
     "eoi_token_index",
     "image_end_token_id",
     "image_grid_pinpoints",
     "image_seq_length",
+    "image_size",
     "image_start_token_id",
     "image_token_id",
     "image_token_index",
+    "insert_layer_id",
+    "merge_kernel_size",
+    "merger_times",
     "mm_tokens_per_image",
+    "patch_size",
     "multimodal_projector_bias",
     "perceiver_config",
     "projector_bias",
@@ -88,6 +102,7 @@ const VISUAL: [&str; 42] = [
     "projector_use_layernorm",
     "scale_factor",
     "spatial_merge_size",
+    "video_seq_length",
     "video_token_index",
     "video_end_token_id",
     "video_start_token_id",
@@ -100,6 +115,7 @@ const VISUAL: [&str; 42] = [
     "vision_start_token_id",
     "vision_token_id",
     "visual_indicator_token_ids",
+    "vq_config",
     TEXT,
 ];
 
@@ -220,7 +236,7 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
         all.shift_remove("use_bias");
     }
     let mut inert = inert;
-    if ["qwen", "glm", "paddleocr"].iter().any(|family| class.model_type.starts_with(family)) {
+    if ["qwen", "glm", "paddleocr", "minicpmv"].iter().any(|family| class.model_type.starts_with(family)) {
         text_rope(&mut all);
     }
     if class.model_type.starts_with("qwen3_vl") {
