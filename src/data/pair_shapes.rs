@@ -2,21 +2,12 @@
 //! into an answer.
 use super::fields::{JsonRow, RowResult, list, present, string};
 use super::format::PairKeys;
-use super::shapes::{ID_KEYS, both};
+use super::shapes::{ID_KEYS, OPENAI, TRL_IDS, both};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
-/// OpenAI's answers: platform.openai.com/docs/guides/direct-preference-optimization.
-const OPENAI: [&str; 2] = ["preferred_output", "non_preferred_output"];
 /// ms-swift's rejected answers to `messages`, which end in the chosen one.
 const SWIFT: [&str; 2] = ["rejected_response", "rejected_messages"];
-/// TRL's token ids (`trl/trainer/reward_trainer.py`), in the order of [`ID_KEYS`].
-const TRL_IDS: [&str; 3] = ["prompt_ids", "chosen_ids", "rejected_ids"];
-
-/// The row's keys mark it as one of these.
-pub(super) fn is_known(row: &JsonRow) -> bool {
-    both(row, OPENAI) || both(row, [TRL_IDS[1], TRL_IDS[2]])
-}
 
 /// The row in the fields that `keys` names by default; as it is, if it has these or none of the others.
 pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a, JsonRow>> {

@@ -9,7 +9,6 @@
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
 use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string};
 use super::message::message;
-use super::pair_shapes;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -83,6 +82,12 @@ impl Shape {
 /// Fields of a pair given as token ids.
 pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "rejected_input_ids"];
 
+/// The same in TRL (`trl/trainer/reward_trainer.py`).
+pub(super) const TRL_IDS: [&str; 3] = ["prompt_ids", "chosen_ids", "rejected_ids"];
+
+/// OpenAI's answers (platform.openai.com/docs/guides/direct-preference-optimization).
+pub(super) const OPENAI: [&str; 2] = ["preferred_output", "non_preferred_output"];
+
 /// Fields of a group of rollouts.
 pub(super) const GROUP_KEYS: [&str; 2] = ["prompt_ids", "samples"];
 
@@ -95,8 +100,7 @@ pub(super) const ANSWER_IDS: &str = "completion_input_ids";
 /// The row's keys mark it as training data, and as hardly anything else.
 pub(super) fn is_known(row: &JsonRow) -> bool {
     let named = ["input_ids", "messages", "conversations"].iter().any(|key| present(row, key).is_some());
-    let answered =
-        is_pair(row) || pair_shapes::is_known(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
+    let answered = is_pair(row) || both(row, ["completion", "label"]) || both(row, GROUP_KEYS);
     named || both(row, ["instruction", "output"]) || answered
 }
 
@@ -117,7 +121,8 @@ pub(super) fn is_judged_ids(row: &JsonRow) -> bool {
 
 /// The row's keys mark it as a prompt with two answers.
 fn is_pair(row: &JsonRow) -> bool {
-    both(row, ["chosen", "rejected"]) || both(row, [ID_KEYS[1], ID_KEYS[2]])
+    let keys = [["chosen", "rejected"], [ID_KEYS[1], ID_KEYS[2]], OPENAI, [TRL_IDS[1], TRL_IDS[2]]];
+    keys.into_iter().any(|keys| both(row, keys))
 }
 
 /// The messages of a row whose fields no setting names.

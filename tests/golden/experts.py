@@ -93,6 +93,7 @@ CASES = {
                            num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=10, embedding_multiplier=3.0, attention_multiplier=0.25,
                            residual_multiplier=0.5, logits_scaling=4.0),
     "hy_v3": dict(head_dim=10, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, num_shared_experts=2, attention_bias=True,
+                  router_scaling_factor=1.5,
                   rope_parameters=dict(rope_type="default", rope_theta=100.0)),
     # The experts' output is normalized, and that of the dense layer is not.
     "axk1": dict(**MANY_HEADS, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=14, n_shared_experts=2,
