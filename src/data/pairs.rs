@@ -94,8 +94,8 @@ impl Recipe {
         Ok(Outcome::Kept)
     }
 
-    /// Appends the prompt's ids and those of an answer. Returns where the answer starts. `bare`: without a prompt, the first
-    /// id is in its place.
+    /// Appends the prompt's ids and those of an answer. Returns where the answer starts. `bare`: the first id of an
+    /// answer without a prompt is in its place.
     pub(super) fn given(&self, row: &JsonRow, key: &str, bare: bool, out: &mut TokenizedRow) -> RowResult<usize> {
         let start = out.ids.len();
         let mut asked = start;
