@@ -65,15 +65,16 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
         ("--precision fp32 --ring-attn-size 2 --sp-impl ulysses", 1, &["seed=4"]),
     ];
     for (how, pieces, machines) in deep::first(3, cases) {
-        let args = format!("--dataset synthetic --max-steps 4 {how}");
+        let args = format!("--dataset synthetic --max-steps 3 {how}");
         let (single, _) = train("seed=0", &args);
         for machine in machines {
             let (graphs, ended) = train(machine, &format!("{args} --compile"));
-            assert_eq!((single.len(), &graphs), (4, &single), "{how} {machine}");
+            assert_eq!((single.len(), &graphs), (3, &single), "{how} {machine}");
             // The first step runs eagerly. In the others each micro-batch is one launch, the last including the update.
             let said = compiled(&ended.stderr).unwrap();
             let Compiled { percent, launches, graphs, .. } = said;
-            assert_eq!((percent, launches, graphs), (75, 3 * pieces, pieces), "{how} {machine}: {said:?}");
+            assert_eq!((launches, graphs), (2 * pieces, pieces), "{how} {machine}: {said:?}");
+            assert!((66..=67).contains(&percent), "{how} {machine}: {said:?}");
         }
     }
 }
@@ -83,11 +84,11 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
 #[test]
 fn ranks_that_share_experts_capture_what_repeats() {
     let args = "--dataset synthetic --precision bf16 --num-experts 5 --ff-hidden-dim 48 --ep-size 2 --grad-accum 2 \
-                --max-steps 4";
+                --max-steps 3";
     for more in deep::first(1, ["--moe-overlap", ""]) {
         let args = format!("{args} {more}");
         let (single, _) = train("seed=0", &args);
-        assert_eq!((single.len(), &train("seed=5", &args).0), (4, &single), "call by call {more}");
+        assert_eq!((single.len(), &train("seed=5", &args).0), (3, &single), "call by call {more}");
         let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
         assert_eq!(graphs, single, "{more}");
         let said = compiled(&ended.stderr).unwrap();
@@ -118,13 +119,13 @@ fn packed_rows_are_captured_too() {
     let row = |i: usize| format!("{{\"q\":\"ask {}\",\"a\":\"{}\"}}\n", "x".repeat(i % 7), "y".repeat(1 + i * i % 9));
     std::fs::write(dir.path("rows.jsonl"), (0..300).map(row).collect::<String>()).unwrap();
     let args = format!(
-        "--dataset {} --input-key q --output-key a --packing-samples --max-len 32 --precision fp32 --max-steps 4",
+        "--dataset {} --input-key q --output-key a --packing-samples --max-len 32 --precision fp32 --max-steps 3",
         dir.arg("rows.jsonl")
     );
     let (single, _) = train("seed=0", &args);
     let (graphs, ended) = train("seed=4", &format!("{args} --compile"));
     let said = compiled(&ended.stderr).unwrap();
-    assert_eq!((said.percent, said.launches, said.graphs), (75, 3, 1), "{said:?}");
+    assert_eq!((said.percent, said.launches, said.graphs), (67, 2, 1), "{said:?}");
     for ((_, a, _), (_, b, _)) in single.iter().zip(&graphs) {
         let (a, b): (f64, f64) = (a.parse().unwrap(), b.parse().unwrap());
         assert!((a - b).abs() < 1e-4 * a, "{single:?} {graphs:?}");
