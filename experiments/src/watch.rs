@@ -7,7 +7,7 @@ use crate::summary::RunRow;
 use crate::tail::Tail;
 use crate::verdict::Verdict;
 use crate::{job, text_log};
-use flatshard::base::{Error, Result};
+use flatshard::base::{Error, Result, hex};
 use flatshard::comm::secret::random;
 use flatshard::run::watch::progress::duration;
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ pub fn main(args: &WatchArgs) -> Result<Verdict> {
 /// 128 random bits, in hex.
 fn secret() -> Result<String> {
     let bytes: [u8; 16] = random().map_err(|e| Error::op("random bytes for the token", e.to_string()))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 struct WatchList {

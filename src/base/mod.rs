@@ -2,6 +2,7 @@
 //! devices, ranks or layers.
 #![deny(unsafe_code)]
 pub mod error; // Error, Result
+mod hex; // bytes as text
 mod quote; // untrusted text in messages
 mod reduce; // sums and maxima
 pub mod columns; // words in lines
@@ -20,6 +21,7 @@ pub mod meter; // live bytes and their peak
 pub use category::{CATEGORIES, Category};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Result};
+pub use hex::hex;
 pub use meter::Meter;
 pub use quote::{printable, quote};
 pub use reduce::Reduce;

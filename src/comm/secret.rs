@@ -1,6 +1,6 @@
 //! The secret of a job: bytes that its ranks know and strangers do not. Never shown, neither in messages nor in
 //! `Debug`.
-use crate::base::{Error, Result, open};
+use crate::base::{Error, Result, hex, open};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -25,7 +25,7 @@ impl Secret {
     pub fn make() -> Result<Secret> {
         let bytes: [u8; MADE] =
             random().map_err(|e| Error::Run(format!("the system's random generator failed: {e}")))?;
-        Ok(Secret(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()))
+        Ok(Secret(hex(&bytes).into()))
     }
     /// The secret in `text`, trimmed. `of` names its source in messages.
     pub fn new(text: &str, of: &str) -> Result<Secret> {

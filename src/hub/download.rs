@@ -7,7 +7,7 @@ use super::listing::{Listing, refused};
 use super::name::unsafe_name;
 use super::progress::{Downloading, size};
 use super::transfer::{HubHash, Wanted, complete, is_large};
-use crate::base::quote;
+use crate::base::{hex, quote};
 use sha1::{Digest, Sha1};
 use std::fs;
 use std::path::PathBuf;
@@ -134,12 +134,12 @@ fn describe(client: &HubClient, listing: &Listing, file: &RepoFile) -> Result<Wa
     if let Some(etag) = etag.as_ref().filter(|etag| !is_etag(etag)) {
         return Err(HubFault::Strange(format!("a hash of {} that is none ({})", file.path, quote(etag))));
     }
-    let listed = file.sha256.clone().or(file.blob.clone()).filter(|hash| HubHash::is_known(hash));
-    let hash = listed.clone().or(etag.clone().filter(|etag| HubHash::is_known(etag))).unwrap_or_default();
-    let etag = etag.or(listed).unwrap_or_else(|| {
-        let path = Sha1::digest(&file.path).iter().map(|b| format!("{b:02x}")).collect::<String>();
-        format!("{}-{path}", listing.commit)
-    });
+    // The blob of a listing without large storage may be that of a pointer, which the hub's own header tells apart.
+    let large = etag.as_ref().filter(|_| reply.header("x-linked-etag").is_some());
+    let hashes = [file.sha256.as_ref(), large, file.blob.as_ref(), etag.as_ref()];
+    let hash = hashes.into_iter().flatten().find(|hash| HubHash::is_known(hash)).cloned();
+    let etag = etag.or(hash.clone());
+    let etag = etag.unwrap_or_else(|| format!("{}-{}", listing.commit, hex(&Sha1::digest(&file.path))));
     let size = length(&reply).or(file.size).ok_or_else(|| HubFault::Strange(format!("no size of {}", file.path)))?;
     if file.size.is_some_and(|listed| listed != size) {
         return Err(HubFault::Hash(format!(
@@ -148,7 +148,7 @@ fn describe(client: &HubClient, listing: &Listing, file: &RepoFile) -> Result<Wa
             file.size.unwrap_or_default()
         )));
     }
-    Ok(Wanted { path: file.path.clone(), size, etag, hash, url })
+    Ok(Wanted { path: file.path.clone(), size, etag, hash: hash.unwrap_or_default(), url })
 }
 
 /// The size that a HEAD reply gives; that of a redirect is not the file's.

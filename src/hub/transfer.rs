@@ -4,6 +4,7 @@
 use super::client::{ATTEMPTS, HubClient, HubUrl};
 use super::fault::{HubFault, of_file};
 use super::progress::Downloading;
+use crate::base::hex;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -54,7 +55,6 @@ impl HubHash {
     }
     /// Nothing, if it is `etag`; else what it is.
     fn differs(self, etag: &str) -> Option<String> {
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let is = match self {
             HubHash::Sha256(hash) => hex(&hash.finalize()),
             HubHash::Git(hash) => hex(&hash.finalize()),

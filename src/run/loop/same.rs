@@ -6,7 +6,7 @@
 //!
 //! Contents are compared, not paths: each host may have its own copy of the data, the tokenizer and the initial model,
 //! anywhere, if the copies are identical. Directories that all ranks write to: `run/loop/shared.rs`.
-use crate::base::{Error, Result, printable};
+use crate::base::{Error, Result, hex, printable};
 use crate::ckpt;
 use crate::comm::exchange::{Exchange, texts};
 use crate::comm::{Collective, Tag};
@@ -245,7 +245,7 @@ fn program() -> Result<String> {
     let mut head = Vec::new();
     file.by_ref().take(4096).read_to_end(&mut head).map_err(failed)?;
     let build = match note(&head) {
-        Some(id) => id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        Some(id) => hex(id),
         None => {
             file.read_to_end(&mut head).map_err(failed)?;
             format!("{:016x}", xxh3_64(&head))

@@ -254,6 +254,22 @@ fn hashes_that_a_mirror_makes_up_are_names_of_nothing() {
     }
 }
 
+/// A listing that says nothing of large storage has the hash of a file's pointer.
+#[test]
+fn the_hash_of_a_pointer_is_not_that_of_its_file() {
+    let (place, weights) = (Place::new(), noise(9000));
+    place.server.put("models", "o/m", &commit('a'), model(&weights));
+    let size = weights.len();
+    place.server.trouble(move |request, _| {
+        let large = json!({"rfilename": "model.safetensors", "size": size, "blobId": commit('e')});
+        let small = json!({"rfilename": "config.json", "size": 2, "blobId": etag("config.json", b"{}")});
+        let info = json!({"id": "o/m", "sha": commit('a'), "siblings": [large, small]});
+        request.path.contains("/revision/").then(|| Reply::json(&info))
+    });
+    let found = place.model("o/m").unwrap().path;
+    assert_eq!(fs::read(found.join("model.safetensors")).unwrap(), weights);
+}
+
 /// An address that the hub has signed runs out while a file is downloaded.
 #[test]
 fn an_address_that_has_run_out_is_made_anew() {
