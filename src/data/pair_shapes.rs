@@ -13,11 +13,13 @@ const SWIFT: [&str; 2] = ["rejected_response", "rejected_messages"];
 pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a, JsonRow>> {
     let usual = keys.chosen == "chosen" && keys.rejected == "rejected" && keys.prompt == "prompt";
     let given = |key: &str| present(row, key).is_some();
-    if !usual || given("chosen") {
+    let [openai, trl] = [OPENAI, [TRL_IDS[1], TRL_IDS[2]]].map(|keys| both(row, keys));
+    let swift = given("messages") && SWIFT.into_iter().any(given);
+    if !usual || given("chosen") || !(openai || swift || trl) {
         return Ok(Cow::Borrowed(row));
     }
     let mut renamed = row.clone();
-    if both(row, OPENAI) {
+    if openai {
         for (from, to) in OPENAI.into_iter().zip(["chosen", "rejected"]) {
             renamed.shift_remove(from).and_then(|answer| renamed.insert(to.into(), answer));
         }
@@ -32,7 +34,7 @@ pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a
         if !input.is_empty() {
             renamed.insert("input".into(), Value::Object(input));
         }
-    } else if given("messages") && SWIFT.iter().any(|key| given(key)) {
+    } else if swift {
         let chosen = renamed.shift_remove("messages").unwrap_or_default();
         let rejected = match renamed.shift_remove(SWIFT[1]).filter(|value| !value.is_null()) {
             Some(messages) => messages,
@@ -46,12 +48,10 @@ pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a
         };
         renamed.insert("chosen".into(), chosen);
         renamed.insert("rejected".into(), rejected);
-    } else if both(row, [TRL_IDS[1], TRL_IDS[2]]) {
+    } else {
         for (from, to) in TRL_IDS.into_iter().zip(ID_KEYS) {
             renamed.shift_remove(from).and_then(|ids| renamed.insert(to.into(), ids));
         }
-    } else {
-        return Ok(Cow::Borrowed(row));
     }
     Ok(Cow::Owned(renamed))
 }

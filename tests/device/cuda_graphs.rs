@@ -58,13 +58,13 @@ fn train(machine: &str, args: &str) -> (Losses, Ended) {
 #[test]
 fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
     let cases = [
-        ("--precision bf16 --num-experts 4 --grad-accum 2", 2, &["seed=7"][..]),
-        ("--precision bf16 --arch gpt --grad-accum 2 --dropout 0.1", 2, &["seed=5", "seed=6"]),
-        ("--precision bf16 --tp-size 2", 1, &["seed=2"]),
-        ("--precision fp32 --ring-attn-size 2", 1, &["seed=3"]),
-        ("--precision fp32 --ring-attn-size 2 --sp-impl ulysses", 1, &["seed=4"]),
+        ("--precision bf16 --num-experts 4 --grad-accum 2", 2, 66, &["seed=7"][..]),
+        ("--precision bf16 --arch gpt --grad-accum 2 --dropout 0.1", 2, 66, &["seed=5", "seed=6"]),
+        ("--precision bf16 --tp-size 2", 1, 66, &["seed=2"]),
+        ("--precision fp32 --ring-attn-size 2", 1, 67, &["seed=3"]),
+        ("--precision fp32 --ring-attn-size 2 --sp-impl ulysses", 1, 67, &["seed=4"]),
     ];
-    for (how, pieces, machines) in deep::first(3, cases) {
+    for (how, pieces, share, machines) in deep::first(3, cases) {
         let args = format!("--dataset synthetic --max-steps 3 {how}");
         let (single, _) = train("seed=0", &args);
         for machine in machines {
@@ -73,8 +73,7 @@ fn collectives_in_graphs_change_no_bit_in_any_stream_order() {
             // The first step runs eagerly. In the others each micro-batch is one launch, the last including the update.
             let said = compiled(&ended.stderr).unwrap();
             let Compiled { percent, launches, graphs, .. } = said;
-            assert_eq!((launches, graphs), (2 * pieces, pieces), "{how} {machine}: {said:?}");
-            assert!((66..=67).contains(&percent), "{how} {machine}: {said:?}");
+            assert_eq!((percent, launches, graphs), (share, 2 * pieces, pieces), "{how} {machine}: {said:?}");
         }
     }
 }

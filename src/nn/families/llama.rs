@@ -114,24 +114,19 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let q = (spec.heads, heads, None);
     let kv = (spec.kv_heads, kv_heads, shared);
     let latent = spec.latent.map(|latent| names.latent(latent, heads, by_heads));
-    if spec.qkv_by_heads {
-        match shared {
-            None => qkv.push(names.column(modules.qkv, spec.qkv(), by_heads, spec.qkv_bias)),
-            Some(kv) => {
-                // Every rank has all of the matrix, and computes its queries and the key/value head that they share.
-                let whole = |names: &mut Names, suffix: &str, shape: &[usize], init| {
-                    names.push(modules.qkv, suffix, shape, Tp::Summed, init)
-                };
-                let weight = whole(&mut names, WEIGHT, &[spec.qkv(), dim], Init::NORMAL);
-                let bias = spec.qkv_bias.then(|| whole(&mut names, BIAS, &[spec.qkv()], Init::ZEROS));
-                let (group, before) = (spec.heads / spec.kv_heads, by_heads.index * heads);
-                let parts = [(before + 2 * kv, heads), (kv * (group + 2) + group, 2)];
-                for (first, width) in parts.map(|(first, of)| (first * head_dim, of * head_dim)) {
-                    qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
-                    biases.extend(bias.map(|segment| RowPart { segment, held: first..first + width }));
-                    column += width;
-                }
-            }
+    let goes_by_heads = spec.qkv_by_heads && shared.is_none();
+    if goes_by_heads {
+        qkv.push(names.column(modules.qkv, spec.qkv(), by_heads, spec.qkv_bias));
+    } else if let Some(kv) = shared.filter(|_| spec.qkv_by_heads) {
+        // Every rank has all of the matrix, and computes its queries and the key/value head that they share.
+        let weight = names.push(modules.qkv, WEIGHT, &[spec.qkv(), dim], Tp::Summed, Init::NORMAL);
+        let bias = spec.qkv_bias.then(|| names.push(modules.qkv, BIAS, &[spec.qkv()], Tp::Summed, Init::ZEROS));
+        let (group, before) = (spec.heads / spec.kv_heads, by_heads.index * heads);
+        let parts = [(before + 2 * kv, heads), (kv * (group + 2) + group, 2)];
+        for (first, width) in parts.map(|(first, of)| (first * head_dim, of * head_dim)) {
+            qkv.push(Linear::new(weight, width, dim).from(first).within(row, column));
+            biases.extend(bias.map(|segment| RowPart { segment, held: first..first + width }));
+            column += width;
         }
     } else if spec.fused_qkv {
         let rows = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * head_dim);
@@ -205,7 +200,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         norm,
         qkv,
         bias: (!biases.is_empty()).then_some(RowBias(biases)),
-        order: match (spec.output_gate && !spec.gate_apart, spec.qkv_by_heads && shared.is_none()) {
+        order: match (spec.output_gate && !spec.gate_apart, goes_by_heads) {
             (true, _) => QkvOrder::Gated,
             (_, true) => QkvOrder::ByHeads,
             _ => QkvOrder::Same,
