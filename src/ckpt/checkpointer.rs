@@ -4,6 +4,7 @@ use super::companions::Companions;
 use super::disk::Disk;
 use super::layout::{FilePlan, MAX_FILE_BYTES, Share};
 use super::merging::Merging;
+use super::room::Exports;
 use super::state::hex;
 use super::tower::Tower;
 use crate::base::timeline::Timeline;
@@ -37,9 +38,8 @@ pub struct Checkpointer {
     pub(super) snapshot: Snapshot,
     pub(super) exchange: Exchange,
     pub(super) disk: Disk,
-    /// The run's id, written into checkpoints and exports, and whether an export may replace another run's model.
-    pub(super) run: String,
-    pub(super) overwrite: bool,
+    /// With the run's id, which checkpoints have too.
+    pub(super) exports: Exports,
     /// The mesh, and this rank's coordinates.
     pub(super) sizes: MeshSizes,
     pub(super) at: Coords,
@@ -72,8 +72,11 @@ impl Checkpointer {
             snapshot: Snapshot::default(),
             exchange,
             disk: Disk::default(),
-            run: hex(RandomState::new().hash_one(std::process::id())),
-            overwrite: false,
+            exports: Exports {
+                run: hex(RandomState::new().hash_one(std::process::id())),
+                overwrite: false,
+                beside: false,
+            },
             sizes: mesh.sizes,
             at: mesh.coords,
         })
@@ -100,11 +103,16 @@ impl Checkpointer {
     }
     /// Sets the run id of later saves. Without it, a new id is made, or that of the loaded checkpoint is kept.
     pub fn of_run(&mut self, id: &str) {
-        self.run = id.into();
+        self.exports.run = id.into();
     }
-    /// Whether [`Checkpointer::save_hf`] may replace a model of another run.
+    /// Whether an export may replace a model of another run.
     pub fn overwrite(&mut self, yes: bool) {
-        self.overwrite = yes;
+        self.exports.overwrite = yes;
+    }
+    /// An export whose place another run has taken gets a name next to it, with this run's id: trained weights are
+    /// never lost.
+    pub fn export_beside(&mut self) {
+        self.exports.beside = true;
     }
     /// Sends later file operations through `disk`.
     pub fn on_disk(&mut self, disk: Disk) {

@@ -178,11 +178,23 @@ fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     dead.try_for_each(|(_, path)| remove(&path))
 }
 
-/// Removes what interrupted saves of `target` left next to it, and nothing else.
+/// Removes what interrupted saves of `target` left next to it, and nothing else; not what another run is writing.
 pub(super) fn sweep_unfinished(target: &Path) -> Result<()> {
     let name = format!("{}-", target.file_name().unwrap_or_default().to_string_lossy());
     let nonce = |n: &str| n.len() == 16 && n.bytes().all(|b| b.is_ascii_hexdigit());
-    sweep(parent(target), |dead| dead.strip_prefix(&name).is_some_and(nonce))
+    let held = |dead: &str| hold(&parent(target).join(format!("{UNFINISHED}{dead}"))).is_err();
+    sweep(parent(target), |dead| dead.strip_prefix(&name).is_some_and(nonce) && !held(dead))
+}
+
+/// Keeps an unfinished save from being removed, until the result is dropped or the process ends. An error, if another
+/// holds it.
+pub(super) fn hold(unfinished: &Path) -> Result<File> {
+    let failed = |e| Error::io("lock", unfinished, e);
+    let file = File::open(unfinished).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(e @ Errno::WOULDBLOCK) => Err(failed(e.into())),
+        _ => Ok(file), // some file systems have no locks
+    }
 }
 
 /// Unique across saves and hosts.
@@ -354,7 +366,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let others = [".tmp-model-v2-00000000000000ff", ".tmp-model-old", "model-00000000000000ff"];
         make(dir.path(), &others);
-        make(dir.path(), &[&unfinished("model", 255)]);
+        make(dir.path(), &[&unfinished("model", 255), &unfinished("model", 254)]);
+        let held = hold(&dir.path().join(unfinished("model", 254))).unwrap();
+        sweep_unfinished(&dir.path().join("model")).unwrap();
+        let mut expected = others.to_vec();
+        expected.push(".tmp-model-00000000000000fe");
+        expected.sort();
+        assert_eq!(listed(dir.path()), expected);
+        drop(held);
         sweep_unfinished(&dir.path().join("model")).unwrap();
         let mut expected = others.to_vec();
         expected.sort();

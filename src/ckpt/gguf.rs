@@ -104,10 +104,15 @@ impl Checkpointer {
         let tensors = GgufTensors::new(&self.spec, &self.layouts, kind)?;
         let target = fs::canonicalize(file).unwrap_or(file.to_path_buf());
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let place = || self.exports.place(&target, |file| check_file(file, self.exports.overwrite));
         let unfinished = |nonce: u64| disk::parent(&target).join(dirs::unfinished(&name, nonce));
         let nonce = dirs::nonce();
+        let mut held = None;
         let made = match self.exchange.rank() {
-            0 => self.room_for_gguf(file, &unfinished(nonce), kind, &tensors).map(|start| vec![nonce, start]),
+            0 => place().and_then(|_| self.room_for_gguf(file, &unfinished(nonce), kind, &tensors)).and_then(|start| {
+                held = Some(dirs::hold(&unfinished(nonce))?);
+                Ok(vec![nonce, start])
+            }),
             _ => Ok(vec![0; 2]),
         };
         let made = self.exchange.share(&*self.dev, "make room for the GGUF file", made, 2)?;
@@ -118,19 +123,22 @@ impl Checkpointer {
         self.exchange.agree(&*self.dev, "write its part of the GGUF file", written).inspect_err(|_| abandon())?;
         let disk = &self.disk;
         let publish = || {
+            let (target, note) = place()?;
             disk.rename(&path, &target).map_err(|e| Error::io("rename", &target, e))?;
-            disk.sync_dir(disk::parent(&target))
+            disk.sync_dir(disk::parent(&target))?;
+            Ok((if note.is_some() { target } else { file.into() }, note))
         };
-        let published = if self.exchange.rank() == 0 { publish() } else { Ok(()) };
-        self.exchange.agree(&*self.dev, "complete the GGUF file", published).inspect_err(|_| abandon())?;
+        let published = if self.exchange.rank() == 0 { publish() } else { Ok((file.into(), None)) };
+        let published = self.exchange.agree(&*self.dev, "complete the GGUF file", published);
+        let (path, note) = published.inspect_err(|_| abandon())?;
+        drop(held);
         let (bytes, seconds) = (start + tensors.bytes, started.elapsed().as_secs_f64());
-        Ok(SavedCheckpoint { path: file.into(), step: None, bytes, seconds, evaluation: None, note: None })
+        Ok(SavedCheckpoint { path, step: None, bytes, seconds, evaluation: None, note })
     }
 
     /// Makes the file under a temporary name, at its full length, with its beginning. Returns the offset of the first
     /// tensor.
     fn room_for_gguf(&self, file: &Path, path: &Path, kind: GgufType, tensors: &GgufTensors) -> Result<u64> {
-        check_file(file, self.overwrite)?;
         let (beginning, start) = beginning(file, &self.spec, &self.layouts, kind, &self.companions)?;
         let parent = disk::parent(path);
         self.disk.make_dirs(parent)?;

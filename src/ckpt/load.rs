@@ -69,7 +69,7 @@ impl Checkpointer {
             self.carry(Some(tower));
         }
         optimizer.resume(state.optimizer_steps);
-        state.run.iter().for_each(|run| self.run.clone_from(run)); // later saves belong to that run
+        state.run.iter().for_each(|run| self.exports.run.clone_from(run)); // later saves belong to that run
         Ok(state)
     }
 

@@ -140,8 +140,7 @@ impl Checkpointer {
         merged.carry(self.tower.clone());
         merged.accompany(self.companions.clone().without_adapter());
         merged.on_disk(self.disk.clone());
-        merged.of_run(&self.run);
-        merged.overwrite(self.overwrite);
+        merged.exports = self.exports.clone();
         merged.merging = Some(merging);
         Ok(merged)
     }

@@ -5,10 +5,11 @@ use super::dirs;
 use super::disk::{self, Disk};
 use super::evaluations::Evaluations;
 use super::layout::FilePlan;
+use super::room::Exports;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::Tower;
 use crate::base::Result;
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,21 +43,25 @@ pub(super) struct Publication {
     pub small: Vec<(String, Vec<u8>)>,
     /// For a checkpoint: its state, and the number of checkpoints to keep.
     pub state: Option<(TrainerState, usize)>,
+    /// For an export: which places it may take.
+    pub exports: Option<Exports>,
     pub started: Instant,
+    /// Keeps other runs from removing `dir`; rank 0 only.
+    pub _held: Option<File>,
 }
 
 impl Publication {
     /// Writes the small files, the state last, then renames the directory and updates `best` and `latest`. A resume
     /// starts from what `latest` names, so it repeats whatever a crash prevented.
     pub fn publish(self, sums: &[u64]) -> Result<SavedCheckpoint> {
-        let (target, bytes, started) = (self.target.clone(), self.plan.bytes(), self.started);
+        let (bytes, started) = (self.plan.bytes(), self.started);
         let state = self.state.as_ref().map(|(state, _)| state);
         let (step, evaluation) = (state.map(|state| state.step), state.and_then(evaluation));
-        let note = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
-        Ok(SavedCheckpoint { path: target, step, bytes, seconds: started.elapsed().as_secs_f64(), evaluation, note })
+        let (path, note) = self.try_publish(sums).inspect_err(|_| self.abandon(0))?;
+        Ok(SavedCheckpoint { path, step, bytes, seconds: started.elapsed().as_secs_f64(), evaluation, note })
     }
 
-    fn try_publish(&self, sums: &[u64]) -> Result<Option<String>> {
+    fn try_publish(&self, sums: &[u64]) -> Result<(PathBuf, Option<String>)> {
         let (disk, mut checksums) = (&self.disk, Checksums::default());
         if let Some(tower) = self.tower.as_ref().filter(|_| !self.plan.carried.is_empty()) {
             checksums.tensors.extend(tower.copy(disk, &self.dir, &self.plan)?);
@@ -74,7 +79,10 @@ impl Publication {
         }
         let Some((state, keep)) = &self.state else {
             disk.sync_dir(&self.dir)?;
-            return dirs::publish(disk, &self.dir, &self.target).map(|()| None);
+            let here = Ok((self.target.clone(), None));
+            let (target, note) = self.exports.as_ref().map_or(here, |exports| exports.directory(&self.target))?;
+            dirs::publish(disk, &self.dir, &target)?;
+            return Ok((target, note));
         };
         let headers = self.plan.files.iter().map(|file| (file.name.clone(), file_checksum(&file.header)));
         checksums.headers.extend(headers);
@@ -88,7 +96,8 @@ impl Publication {
             dirs::point_best(disk, all, best)?;
         }
         dirs::point(disk, all, dirs::LATEST, state.step)?;
-        Ok(dirs::prune(all, state.step, *keep).err().map(|e| format!("an old checkpoint could not be removed: {e}")))
+        let kept = dirs::prune(all, state.step, *keep).err();
+        Ok((self.target.clone(), kept.map(|e| format!("an old checkpoint could not be removed: {e}"))))
     }
 
     /// Cleans up after a failure; what cannot be removed now is removed by the next `prepare`.

@@ -8,9 +8,10 @@ use crate::base::{Error, Result, open};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Marks an export with the run that wrote it. Model loaders ignore it.
 const MARK: &str = "flatshard.json";
@@ -18,6 +19,39 @@ const MARK: &str = "flatshard.json";
 /// Name and content of the mark of `run`.
 pub(super) fn mark(run: &str) -> (String, Vec<u8>) {
     (MARK.into(), pretty(&json!({"run": run})).into_bytes())
+}
+
+/// How exports treat a place that is taken.
+#[derive(Clone, Debug)]
+pub(super) struct Exports {
+    /// The run's id, which marks its exports.
+    pub run: String,
+    /// A model of another run is replaced.
+    pub overwrite: bool,
+    /// A model that may not go to its place goes next to it.
+    pub beside: bool,
+}
+
+impl Exports {
+    /// Where a model goes: to the directory `target`, or next to it, and why.
+    pub fn directory(&self, target: &Path) -> Result<(PathBuf, Option<String>)> {
+        self.place(target, |dir| check_export(dir, Some(&self.run), self.overwrite))
+    }
+    /// The same for any export. `check` refuses what may not be replaced.
+    pub fn place(&self, target: &Path, check: impl FnOnce(&Path) -> Result<()>) -> Result<(PathBuf, Option<String>)> {
+        let Err(why) = check(target) else { return Ok((target.into(), None)) };
+        if !self.beside {
+            return Err(why);
+        }
+        let name = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+        let name = match target.extension().filter(|end| end.eq_ignore_ascii_case("gguf")) {
+            Some(end) => format!("{}-{}.{}", name(target.file_stem()), self.run, end.display()),
+            None => format!("{}-{}", name(target.file_name()), self.run),
+        };
+        let beside = target.with_file_name(name);
+        let note = format!("{why}. It was free when this run began, so the model is in {}", beside.display());
+        Ok((beside, Some(note)))
+    }
 }
 
 /// Checks that the export `dir` may be written: it is new, empty, or holds a model and nothing else. An existing model

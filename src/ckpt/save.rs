@@ -9,7 +9,7 @@ use super::checksum::total;
 use super::disk::{self, CHUNK};
 use super::layout::FilePlan;
 use super::publish::{Publication, SavedCheckpoint};
-use super::room::{check_export, create, mark};
+use super::room::{create, mark};
 use super::state::TrainerState;
 use super::writer::{ShardWriter, each_run};
 use super::{dirs, hf};
@@ -113,8 +113,8 @@ impl Checkpointer {
         self.exchange.agree(&*self.dev, PUBLISH, saved)
     }
 
-    /// Writes only the model, in `dtype` (F32, BF16), as a Hugging Face directory. See [`check_export`] for what `dir`
-    /// may be.
+    /// Writes only the model, in `dtype` (F32, BF16), as a Hugging Face directory. See [`super::check_export`] for what
+    /// `dir` may be.
     pub fn save_hf(&mut self, dir: &Path, dtype: Dtype, store: &mut dyn Store) -> Result<SavedCheckpoint> {
         let carried = self.tower.as_ref().map(|tower| &tower.carried);
         let plan = FilePlan::new(&self.layouts, &Moments::NONE, dtype, self.max_file_bytes, carried);
@@ -131,7 +131,8 @@ impl Checkpointer {
         optimizer: &Optimizer,
         state: &TrainerState,
     ) -> Result<Publication> {
-        let state = TrainerState { optimizer_steps: optimizer.steps(), run: Some(self.run.clone()), ..state.clone() };
+        let state =
+            TrainerState { optimizer_steps: optimizer.steps(), run: Some(self.exports.run.clone()), ..state.clone() };
         let target = dir.join(dirs::name(state.step));
         self.room(self.plan.clone(), target, Dtype::F32, Some((state, keep)))
     }
@@ -148,12 +149,16 @@ impl Checkpointer {
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let unfinished = |nonce: u64| disk::parent(&target).join(dirs::unfinished(&name, nonce));
         let nonce = dirs::nonce();
+        let exports = state.is_none().then(|| self.exports.clone());
+        let mut held = None;
         let prepared = match self.rank() {
-            0 => state
+            0 => exports
                 .as_ref()
-                .map_or_else(|| check_export(&target, Some(&self.run), self.overwrite), |_| Ok(()))
+                .map_or(Ok(()), |exports| exports.directory(&target).map(drop))
                 .and_then(|()| dirs::sweep_unfinished(&target))
-                .and_then(|()| create(&self.disk, &unfinished(nonce), &plan)),
+                .and_then(|()| create(&self.disk, &unfinished(nonce), &plan))
+                .and_then(|()| dirs::hold(&unfinished(nonce)))
+                .map(|file| held = Some(file)),
             _ => Ok(()),
         };
         let what = "make room for the checkpoint";
@@ -164,10 +169,10 @@ impl Checkpointer {
             small.extend(plan.indices.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())));
             small.push((hf::FILE.to_string(), self.companions.config(&self.spec, dtype).into_bytes()));
             small.extend(self.companions.files.iter().cloned());
-            small.extend(state.is_none().then(|| mark(&self.run)));
+            small.extend(state.is_none().then(|| mark(&self.exports.run)));
         }
         let (disk, tower) = (self.disk.clone(), self.tower.clone());
-        Ok(Publication { disk, plan, tower, dir, target, small, state, started })
+        Ok(Publication { disk, plan, tower, dir, target, small, state, exports, started, _held: held })
     }
 
     /// The second and third stage of a synchronous save.

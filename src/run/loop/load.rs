@@ -104,6 +104,7 @@ fn checkpointer(
     let mut checkpointer =
         Checkpointer::new(device, mesh, spec, layouts, moments)?.with_files_of(plan.save.max_file_bytes);
     checkpointer.overwrite(plan.settings.checkpoint.overwrite == Some(true));
+    checkpointer.export_beside();
     if mesh.rank() == 0 {
         let mut companions = save::companions(&plan.settings, spec, source, &plan.tokenizer)?;
         if let Some(lora) = &plan.engine.tuning.lora {

@@ -16,7 +16,7 @@ use super::report;
 use super::sol::{Ratios, SpeedOfLight};
 use super::tensorboard::TensorBoard;
 use crate::base::{DType, Error, Result, printable};
-use crate::ckpt::{self, Evaluations, SavedCheckpoint};
+use crate::ckpt::{Evaluations, SavedCheckpoint};
 use crate::comm::env::RankEnv;
 use crate::comm::mesh::Mesh;
 use crate::comm::{Axis, CommStats};
@@ -415,12 +415,12 @@ impl<'a> Reporter<'a> {
             // Which may be a rounding of what --pretrain holds.
             (true, dtype) => format!("  (adapters merged into the {} weights they were trained on)", dtype.name()),
         };
-        for saved in exported {
+        for (i, saved) in exported.iter().enumerate() {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));
-            let is_adapter =
-                settings.checkpoint.save_adapter.as_ref().is_some_and(|dir| ckpt::same_place(dir, &saved.path));
+            let is_adapter = i == 0 && settings.checkpoint.save_adapter.is_some();
             let merged = if is_adapter { "" } else { &merged };
             self.say(LogLevel::Info, format_args!("export  {size}  {path}{merged}"));
+            saved.note.iter().for_each(|note| self.say(LogLevel::Warn, note));
         }
     }
 

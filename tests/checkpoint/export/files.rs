@@ -1,8 +1,12 @@
 //! Model directories: what third-party ones may lack or have in addition, what accompanies an export, and what an
 //! export never overwrites.
 use super::*;
+use flatshard::ckpt::Companions;
+use flatshard::ckpt::disk::{Disk, DiskOp};
+use flatshard::ckpt::gguf::GgufType;
 use safetensors::{SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
+use std::sync::Once;
 
 /// Shape and bytes of each tensor of a file.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
@@ -255,4 +259,52 @@ fn an_export_equals_the_checkpoints_model_and_overwrites_no_foreign_files() {
         held.ckpt.load_model(&new, &mut *held.store)?;
         held.check()
     });
+}
+
+/// Another run takes the place while this one writes.
+#[test]
+fn a_trained_model_whose_place_is_taken_goes_next_to_it() {
+    let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
+    let model = |to: &Path| {
+        fs::create_dir(to).unwrap();
+        fs::write(to.join("config.json"), "another run's").unwrap();
+    };
+    let save = |to: PathBuf, beside: bool, gguf: bool| {
+        ranks(2, |rank| {
+            let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, SMALL)?.fill()?;
+            let (place, first) = (to.clone(), Once::new());
+            held.ckpt.on_disk(Disk::watched(move |op| match op {
+                DiskOp::Create(_) if rank.rank == 0 && gguf => first.call_once(|| fs::write(&place, "GGUF").unwrap()),
+                DiskOp::Create(_) if rank.rank == 0 => first.call_once(|| model(&place)),
+                _ => {}
+            }));
+            held.ckpt.of_run("this");
+            if beside {
+                held.ckpt.export_beside();
+            }
+            held.ckpt.accompany(Companions::default().of_bytes(true));
+            Ok(match gguf {
+                true => held.ckpt.save_gguf(&to, GgufType::F16, &mut *held.store),
+                false => held.ckpt.save_hf(&to, Dtype::F32, &mut *held.store),
+            })
+        })
+    };
+    for (gguf, name, beside) in [(false, "v1.5", "v1.5-this"), (true, "m.gguf", "m-this.gguf")] {
+        let to = dir.path().join(name);
+        let refused = save(to.clone(), false, gguf).swap_remove(0).unwrap_err().to_string();
+        assert!(refused.contains("`overwrite`"), "{refused}");
+        let taken = if gguf { fs::read(&to).unwrap() } else { fs::read(to.join("config.json")).unwrap() };
+        fs::remove_dir_all(&to).or_else(|_| fs::remove_file(&to)).unwrap();
+        let saved = save(to.clone(), true, gguf).swap_remove(0).unwrap();
+        let (path, note) = (fs::canonicalize(dir.path()).unwrap().join(beside), saved.note.unwrap());
+        assert_eq!(fs::canonicalize(&saved.path).unwrap(), path);
+        assert!(note.contains("did not write") || note.contains("exists"), "{note}");
+        assert!(note.ends_with(&format!("so the model is in {}", saved.path.display())), "{note}");
+        assert_eq!(taken, if gguf { fs::read(&to).unwrap() } else { fs::read(to.join("config.json")).unwrap() });
+        if !gguf {
+            hf::read(&path).unwrap();
+        }
+    }
+    let unfinished: Vec<String> = listed(dir.path()).into_iter().filter(|name| name.starts_with(".tmp")).collect();
+    assert!(unfinished.is_empty(), "{unfinished:?}");
 }
