@@ -4,6 +4,7 @@ mod splits; // of a folder of rows
 
 use super::kind::{self, FileForm, Look};
 use crate::base::{Error, Result};
+use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -109,10 +110,18 @@ impl Corpus {
         let (doubt, mut unread) = decide(&mut files)?;
         if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
             for path in paths.iter().filter(|path| path.is_dir()) {
-                let found = files.iter().filter(|file| !file.named).map(|file| file.path.as_path());
-                let others = splits::not_of_train(path, found)?;
-                files.retain(|file| file.named || !others.contains(&file.path));
-                unread.extend(others);
+                let root = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
+                let inside = |file: &CorpusFile| !file.named && file.path.starts_with(&root);
+                let at = files.iter().position(inside).unwrap_or(0);
+                let (here, mut others): (Vec<_>, Vec<_>) = files.into_iter().partition(inside);
+                let order = splits::reading_order(path, &here.iter().map(|f| f.path.as_path()).collect::<Vec<_>>())?;
+                let order: HashMap<PathBuf, usize> = order.into_iter().zip(0..).collect();
+                let (mut read, out): (Vec<_>, Vec<_>) =
+                    here.into_iter().partition(|file| order.contains_key(&file.path));
+                unread.extend(out.into_iter().map(|file| file.path));
+                read.sort_by_key(|file| order[&file.path]);
+                others.splice(at..at, read);
+                files = others;
             }
         }
         let mut what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");

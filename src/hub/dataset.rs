@@ -3,6 +3,8 @@ use super::card::{self, CardConfig};
 use super::name::{HubKind, HubName};
 use super::splits::{self, Splits};
 use crate::base::quote;
+use serde_json::json;
+use std::collections::BTreeSet;
 
 const TRAIN: &str = "train";
 /// Splits and files that messages name.
@@ -53,20 +55,29 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     Ok(if found.is_empty() { FoundSplits::Unreadable(named) } else { FoundSplits::Splits(found) })
 }
 
-/// Which of the `files` below a folder of this machine are not its split `train`, as its card says, else as their names
-/// say. None of them, if they are one split. An error, if they are several and none is `train`.
-pub fn not_train(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
+/// Those of the `files` below a folder of this machine that are read, in order: its split `train`, as its card says,
+/// else as their names say, then what is no row. All of them, if they are one split. An error, if they are several and
+/// none is `train`.
+pub fn reading_order(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
     let configured = card::configs(card).is_ok_and(|configs| !configs.is_empty());
     let name = of_folder_name(folder);
     let FoundSplits::Splits(found) = splits(&name, files, if configured { card } else { "" })? else {
-        return Ok(Vec::new());
+        return Ok(files.to_vec());
     };
-    if found.len() == 1 && found[0].0 != TRAIN {
-        return Ok(Vec::new());
-    }
-    let train = of_split(&name, found)?;
-    let is_out = |path: &&String| !train.contains(path) && (configured || splits::is_of_rows(path));
-    Ok(files.iter().filter(is_out).cloned().collect())
+    let whole = found.len() == 1 && found[0].0 != TRAIN;
+    let train = if whole { found.into_iter().flat_map(|(_, files)| files).collect() } else { of_split(&name, found)? };
+    let of_train: BTreeSet<&String> = train.iter().collect();
+    let is_read = |path: &&String| !of_train.contains(path) && (whole || !configured && !splits::is_of_rows(path));
+    let others: Vec<String> = files.iter().filter(is_read).cloned().collect();
+    Ok([train, others].concat())
+}
+
+/// The card of a folder that holds these files, which are read in this order.
+pub(super) fn card_of(files: &[String]) -> String {
+    let literal = |path: &String| path.replace('[', "[[]").replace('*', "[*]").replace('?', "[?]");
+    let paths: Vec<String> = files.iter().map(literal).collect();
+    let configs = json!([{"config_name": "default", "data_files": [{"split": TRAIN, "path": paths}]}]);
+    format!("---\nconfigs: {configs}\n---\n")
 }
 
 /// Which of the `files` below a folder of this machine are its split `split`, as its card or their names say.
@@ -253,22 +264,26 @@ mod tests {
 
     #[test]
     fn a_folder_is_its_split_train() {
-        let out = |paths: &[&str], card: &str| not_train("d", &owned(paths), card).map(|out| out.join(" "));
+        let read = |paths: &[&str], card: &str| reading_order("d", &owned(paths), card).map(|read| read.join(" "));
         assert_eq!(
-            out(&["train.jsonl", "test.jsonl", "contest.jsonl", "README.md"], ""),
-            Ok("test.jsonl contest.jsonl".into())
+            read(&["train.jsonl", "test.jsonl", "contest.jsonl", "README.md"], ""),
+            Ok("train.jsonl README.md".into())
         );
-        assert_eq!(out(&["test.jsonl", "eval/b.jsonl"], ""), Ok(String::new()), "one split is meant as a whole");
-        assert_eq!(out(&["a.jsonl", "b.jsonl"], ""), Ok(String::new()));
+        let one = "one split is meant as a whole";
+        assert_eq!(read(&["eval/b.jsonl", "test.jsonl"], ""), Ok("eval/b.jsonl test.jsonl".into()), "{one}");
+        assert_eq!(read(&["a.jsonl", "b.jsonl"], ""), Ok("a.jsonl b.jsonl".into()));
         let says = "d has no split train; it has test_sft, train_sft: name one, such as d:train_sft";
         let shards = ["data/train_sft-00000-of-00001.jsonl", "data/test_sft-00000-of-00001.jsonl"];
-        assert_eq!(out(&shards, ""), Err(says.into()));
+        assert_eq!(read(&shards, ""), Err(says.into()));
         let card = |files: &str| format!("---\nconfigs:\n- config_name: default\n  data_files:\n{files}\n---\n");
         let named = "  - split: test_sft\n    path: data/test*\n  - split: train_sft\n    path: data/train*";
-        assert_eq!(out(&shards, &card(named)), Err(says.into()));
+        assert_eq!(read(&shards, &card(named)), Err(says.into()));
         let train = "  - split: train\n    path: [data/train*, more.jsonl]";
-        assert!(out(&shards, &card(train)).unwrap_err().contains("train is more.jsonl, and no file has such a name"));
-        assert_eq!(out(&[&shards[..], &["more.jsonl"]].concat(), &card(train)), Ok(shards[1].into()));
+        assert!(read(&shards, &card(train)).unwrap_err().contains("train is more.jsonl, and no file has such a name"));
+        assert_eq!(
+            read(&[&shards[..], &["more.jsonl"]].concat(), &card(train)),
+            Ok(format!("{} more.jsonl", shards[0]))
+        );
         let twice = card("  - split: train\n    path: [\"data/*\", data/train_sft-00000-of-00001.jsonl]");
         assert_eq!(split_files("d", &owned(&shards), &twice, TRAIN), Ok(owned(&shards)));
     }

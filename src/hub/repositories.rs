@@ -83,7 +83,11 @@ impl HubReader {
     /// A file of a data set, or a directory of links to the files of a split.
     pub fn dataset(&mut self, name: &HubName) -> Result<HubFiles> {
         let mut listing = self.listing(name)?;
-        let paths = |listing: &Listing| listing.files.iter().map(|file| file.path.clone()).collect::<Vec<_>>();
+        let paths = |listing: &Listing| {
+            let mut all: Vec<String> = listing.files.iter().map(|file| file.path.clone()).collect();
+            all.sort();
+            all
+        };
         let all = paths(&listing);
         let mut pinned = name.at(&listing.commit);
         let split = name.split.clone().unwrap_or_else(|| "train".into());
@@ -286,13 +290,15 @@ impl HubReader {
         self.listing(&converted)
     }
 
-    /// A directory of links to several files, which readers take for the whole data set.
+    /// A directory of links to several files, and a card with their order, which readers take for the whole data set.
     fn view(&self, listing: &Listing, view: &str, files: &[String]) -> Result<PathBuf> {
         let repo = format!("{}--{}", listing.kind.plural(), listing.repo.replace('/', "--"));
         let dir = self.options.views.join(repo).join(&listing.commit).join(view);
         let links: Vec<(PathBuf, PathBuf)> =
             files.iter().map(|file| (dir.join(file), listing.cache.file(&listing.commit, file))).collect();
-        let same = links.iter().all(|(at, to)| fs::read_link(at).is_ok_and(|there| there == *to));
+        let card = dataset::card_of(files);
+        let same = links.iter().all(|(at, to)| fs::read_link(at).is_ok_and(|there| there == *to))
+            && open::read(&dir.join(VIEW_CARD)).is_ok_and(|there| there == card.as_bytes());
         if same && links_below(&dir) == files.len() {
             return Ok(dir);
         }
@@ -303,6 +309,7 @@ impl HubReader {
                 at.parent().map_or(Ok(()), fs::create_dir_all)?;
                 symlink(to, &at)?;
             }
+            fs::write(made.join(VIEW_CARD), &card)?;
             if dir.exists() {
                 fs::remove_dir_all(&dir)?;
             }
@@ -318,6 +325,9 @@ impl HubReader {
         }
     }
 }
+
+/// The card of a directory of links, which hides none of the repository.
+pub const VIEW_CARD: &str = ".card.md";
 
 fn links_below(dir: &Path) -> usize {
     let below = |path: PathBuf| if path.is_symlink() { 1 } else { links_below(&path) };

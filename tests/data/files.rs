@@ -496,6 +496,14 @@ fn a_folder_of_rows_is_its_split_train() {
         let said = data.report().to_string();
         assert!(said.contains("(not read: ") != unread.is_empty() && said.contains(unread), "{said}");
     }
+    // In the card's order, of which a name may look like a pattern.
+    let ordered = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: [test.jsonl, \"a[[]1].jsonl\", a.jsonl]\n---\n";
+    let dir = Files::with("README.md", ordered);
+    for name in ["a.jsonl", "a[1].jsonl", "b.jsonl", "test.jsonl"] {
+        dir.put(name, row(name));
+    }
+    let rows = texts(&open(&dir, "", 99, Format::default()).unwrap());
+    assert_eq!(rows, ["test.jsonl", "a[1].jsonl", "a.jsonl"]);
     // Text is not split, and a file that is named is read.
     let notes = Files::with("test.txt", "tests");
     notes.put("train.txt", "trains");

@@ -222,7 +222,7 @@ fn bad_data_sets_are_refused_with_a_remedy() {
     refused(open("binary", 4), &["binary", "no readable text in 1 files"]);
     refused(open("binary/x.dat", 4), &["x.dat", "not a text file"]);
     refused(open("nothing", 4), &["nothing", "empty"]);
-    refused(open("", 4), &["text and rows (.jsonl, .json) cannot be mixed", "x.dat", "rows.jsonl"]);
+    refused(open("", 4), &["rows (.jsonl, .json) and text cannot be mixed", "x.dat", "rows.jsonl"]);
     refused(open("novel.txt", 17), &["17 tokens", "max_len 17", "18"]);
     assert_eq!(open("novel.txt", 16).unwrap().rows(), 1);
     refused(open("novel.txt", 0), &["max_len"]);

@@ -1,16 +1,18 @@
 //! Which files of a folder of rows are read: those of its split `train`, or of the one that is asked for, as in
 //! `datasets`. Never looks into a file but the folder's card.
 use crate::base::{Error, Result, open};
-use crate::hub::{not_train, split_files};
-use std::collections::BTreeSet;
+use crate::hub::{self, VIEW_CARD, split_files};
 use std::path::{Path, PathBuf};
 
-/// Those of `files`, found below `folder`, that belong to other splits than `train`.
-pub(super) fn not_of_train<'a>(folder: &Path, files: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>> {
+/// Those of `files`, found below `folder`, that are read, in order.
+pub(super) fn reading_order(folder: &Path, files: &[&Path]) -> Result<Vec<PathBuf>> {
     let root = absolute(folder)?;
-    let out = not_train(&folder.display().to_string(), &below(&root, files), &card(folder));
-    let out = out.map_err(|what| Error::input(format!("`dataset` {what}")))?;
-    Ok(out.into_iter().map(|path| root.join(path)).collect())
+    let named = below(&root, files.iter().copied());
+    let read = hub::reading_order(&folder.display().to_string(), &named, &card(folder));
+    let read = read.map_err(|what| Error::input(format!("`dataset` {what}")))?;
+    // No card names what is not UTF-8.
+    let others = files.iter().filter(|path| path.strip_prefix(&root).is_ok_and(|inner| inner.to_str().is_none()));
+    Ok(read.into_iter().map(|path| root.join(path)).chain(others.map(|path| path.to_path_buf())).collect())
 }
 
 /// Those of `files`, found below `folder`, that are the split `split`.
@@ -30,5 +32,6 @@ fn below<'a>(root: &Path, files: impl Iterator<Item = &'a Path>) -> Vec<String> 
 }
 
 fn card(folder: &Path) -> String {
-    String::from_utf8_lossy(&open::read(&folder.join("README.md")).unwrap_or_default()).into_owned()
+    let read = open::read(&folder.join(VIEW_CARD)).or_else(|_| open::read(&folder.join("README.md")));
+    String::from_utf8_lossy(&read.unwrap_or_default()).into_owned()
 }

@@ -3,7 +3,8 @@ use super::place::{Place, TOKEN, model, noise, tree};
 use super::runs::run;
 use super::server::{HubServer, Reply, commit, files, served};
 use flatshard::base::Result;
-use flatshard::hub::{HubFiles, HubName, HubReader, ModelNeed};
+use flatshard::data::corpus::Corpus;
+use flatshard::hub::{HubFiles, HubName, HubReader, ModelNeed, VIEW_CARD};
 use serde_json::json;
 use std::fs;
 
@@ -213,7 +214,10 @@ fn splits_are_the_cards_or_those_of_conventions() {
     let place = Place::new();
     let names = |found: Result<HubFiles>| {
         let path = found.unwrap().path;
-        if path.is_file() { vec![path.file_name().unwrap().to_string_lossy().into_owned()] } else { tree(&path) }
+        match path.is_file() {
+            true => vec![path.file_name().unwrap().to_string_lossy().into_owned()],
+            false => tree(&path).into_iter().filter(|name| name != VIEW_CARD).collect(),
+        }
     };
     let short =
         |names: Vec<String>| names.iter().map(|n| n.split(" -> ").next().unwrap().to_string()).collect::<Vec<_>>();
@@ -257,6 +261,14 @@ fn splits_are_the_cards_or_those_of_conventions() {
     place.refuses_data("o/d/b:test", &["no split test", "train"]);
     place.refuses_data("o/d/b:train[:1]", &["slices and sums of splits are not read"]);
     place.refuses_data("o/d/c", &["no file or folder c"]);
+    let ordered = "---\nconfigs:\n- config_name: a\n  data_files: [z.jsonl, test.jsonl, 'a[[]b].jsonl']\n---\n";
+    let all = ["a[b].jsonl", "test.jsonl", "z.jsonl", "a.jsonl"];
+    let mut repository: Vec<(&str, &[u8])> = all.iter().map(|name| (*name, name.as_bytes())).collect();
+    repository.push(("README.md", ordered.as_bytes()));
+    put('4', &repository);
+    let read = Corpus::find(&[place.data("o/d").unwrap().path]).unwrap().files;
+    let names: Vec<_> = read.iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["z.jsonl", "test.jsonl", "a[b].jsonl"], "the card's order, and no other splits by name");
 }
 
 #[test]
