@@ -42,6 +42,7 @@ mod tensor_parallel_runs;
 mod tensorboard;
 mod token_rows;
 mod tool_files;
+mod tool_rows;
 mod towers;
 mod trace;
 mod trained_template;

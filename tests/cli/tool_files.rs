@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Output;
 
 /// A directory with a model of bytes, rows of each kind, and a chat template.
-fn work() -> Dir {
+pub fn work() -> Dir {
     let dir = Dir::new();
     let tiny = "--dataset synthetic --nproc-per-node 1 --embed-dim 16 --num-layers 1 --num-heads 2 --ff-hidden-dim 16 \
                 --max-len 16 --max-positions 1024 --batch-size 1 --max-steps 1 --no-eval --no-sample --save-hf model";
@@ -28,7 +28,7 @@ fn work() -> Dir {
     dir
 }
 
-fn ran(dir: &Dir, program: &str, args: &str) -> Output {
+pub fn ran(dir: &Dir, program: &str, args: &str) -> Output {
     let mut command = unlaunched(program);
     command.current_dir(dir.0.path()).env("FLATSHARD_CACHE_DIR", dir.path("cache"));
     command.args(args.split_whitespace()).output().unwrap()
@@ -36,7 +36,7 @@ fn ran(dir: &Dir, program: &str, args: &str) -> Output {
 
 /// The resolved settings of `file` with this text, and the notes about them.
 #[track_caller]
-fn plan(dir: &Dir, file: &str, text: &str, flags: &str) -> (Value, String) {
+pub fn plan(dir: &Dir, file: &str, text: &str, flags: &str) -> (Value, String) {
     fs::write(dir.path(file), text).unwrap();
     let out = ran(dir, FLATSHARD, &format!("train {file} --print-config --nproc-per-node 1 {flags}"));
     let stderr = String::from_utf8(out.stderr).unwrap();
@@ -45,7 +45,7 @@ fn plan(dir: &Dir, file: &str, text: &str, flags: &str) -> (Value, String) {
 }
 
 #[track_caller]
-fn refused(dir: &Dir, file: &str, text: &str, words: &[&str]) {
+pub fn refused(dir: &Dir, file: &str, text: &str, words: &[&str]) {
     fs::write(dir.path(file), text).unwrap();
     let out = ran(dir, FLATSHARD, &format!("train {file} --nproc-per-node 1"));
     let stderr = String::from_utf8(out.stderr).unwrap();
@@ -56,13 +56,13 @@ fn refused(dir: &Dir, file: &str, text: &str, words: &[&str]) {
 }
 
 #[track_caller]
-fn has(settings: &Value, expected: &[(&str, Value)]) {
+pub fn has(settings: &Value, expected: &[(&str, Value)]) {
     for (at, value) in expected {
         assert_eq!(settings.pointer(&format!("/{}", at.replace('.', "/"))), Some(value), "{at}");
     }
 }
 
-const AXOLOTL: &str = "
+pub const AXOLOTL: &str = "
 base_model: model
 model_type: LlamaForCausalLM
 tokenizer_type: AutoTokenizer
@@ -245,7 +245,7 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
     }
 }
 
-const LLAMA_FACTORY: &str = "
+pub const LLAMA_FACTORY: &str = "
 model_name_or_path: model
 trust_remote_code: true
 stage: sft
@@ -274,81 +274,6 @@ val_size: 0.1
 eval_strategy: steps
 eval_steps: 500
 ";
-
-/// A file that says which columns it reads is read so, whatever else its rows have; and TRL's have a loss on prompts.
-#[test]
-fn columns_of_a_file_win_over_other_columns() {
-    let dir = work();
-    let said = |role: &str, text: &str| json!({"role": role, "content": text});
-    let row = json!({
-        "messages": [said("user", "mq"), said("assistant", "m1"), said("user", "mr"), said("assistant", "m2")],
-        "conversations": [{"from": "human", "value": "cq"}, {"from": "gpt", "value": "ca"}],
-        "instruction": "iq", "input": "", "output": "ia",
-    });
-    fs::write(dir.path("all.jsonl"), format!("{row}\n").repeat(12)).unwrap();
-    let info = json!({
-        "asks": {"file_name": "all.jsonl"},
-        "talks": {"file_name": "all.jsonl", "formatting": "sharegpt"},
-        "chats": {"file_name": "all.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}},
-    });
-    fs::write(dir.path("dataset_info.json"), info.to_string()).unwrap();
-    let axolotl = |entry: &str| AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry);
-    let factory = |name: &str| LLAMA_FACTORY.replace("asks,more", name).replace("cutoff_len: 64", "cutoff_len: 512");
-    let trl = "model_name_or_path: model\ndataset_name: all.jsonl\nlearning_rate: 1.0e-4\n\
-               per_device_train_batch_size: 2\noutput_dir: out\n";
-    let [mq, m1, mr, m2] = [("user", "mq"), ("assistant", "m1"), ("user", "mr"), ("assistant", "m2")]
-        .map(|(role, text)| format!("<|im_start|>{role}\n{text}<|im_end|>\n"));
-    let chat = [mq, m1, mr, m2].concat();
-    let answers = "m1<|im_end|>\nm2<|im_end|>";
-    for (text, expected) in [
-        (axolotl("- path: all.jsonl\n    type: alpaca"), "ia"),
-        (axolotl("- path: all.jsonl\n    type: sharegpt\n    field_messages: conversations"), "ca<|im_end|>"),
-        (axolotl("- path: all.jsonl\n    type: chat_template\n    field_messages: messages"), answers),
-        (factory("asks"), "ia<|im_end|>"),
-        (factory("talks"), "ca<|im_end|>"),
-        (factory("chats"), answers),
-        (factory("chats").replace("do_train: true", "train_on_prompt: true"), &chat),
-        (trl.to_string(), &chat),
-        (format!("{trl}assistant_only_loss: false\n"), &chat),
-        (format!("{trl}assistant_only_loss: true\n"), answers),
-    ] {
-        fs::write(dir.path("f.yml"), &text).unwrap();
-        let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");
-        let stderr = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{text}: {stderr}");
-        let line: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{text}: {e}: {out:?}"));
-        let learned = line["loss_text"].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
-        assert_eq!(learned.collect::<String>(), expected, "{text}: {line}");
-    }
-}
-
-/// Of a directory, an entry's split is read, not the training split; its files are relative to it.
-#[test]
-fn splits_of_a_directory_are_those_that_an_entry_names() {
-    let dir = work();
-    fs::create_dir(dir.path("rows")).unwrap();
-    for (name, count) in [("train", 40), ("test", 9)] {
-        let row = json!({"instruction": "a", "input": "", "output": name});
-        fs::write(dir.path(&format!("rows/{name}.jsonl")), format!("{row}\n").repeat(count)).unwrap();
-    }
-    for (entry, expected) in [
-        ("- path: rows\n    type: alpaca", "train"),
-        ("- path: rows\n    split: train\n    type: alpaca", "train"),
-        ("- path: rows\n    split: test\n    type: alpaca", "test"),
-        ("- path: rows\n    data_files: test.jsonl\n    type: alpaca", "test"),
-    ] {
-        fs::write(dir.path("f.yml"), AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry)).unwrap();
-        let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");
-        assert!(out.status.success(), "{entry}: {}", String::from_utf8_lossy(&out.stderr));
-        let line: Value = serde_json::from_slice(&out.stdout).unwrap();
-        assert!(line["loss_text"][0].as_str().unwrap().starts_with(expected), "{entry}: {line}");
-    }
-    let no = |entry: &str, words: &[&str]| {
-        refused(&dir, "f.yml", &AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry), words);
-    };
-    no("- path: rows\n    split: dev\n    type: alpaca", &["datasets[0].split is", "dev"]);
-    no("- path: rows\n    name: main\n    type: alpaca", &["datasets[0].name is", "data_files"]);
-}
 
 #[test]
 fn llama_factory_finds_its_data_sets_by_name() {

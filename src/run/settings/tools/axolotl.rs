@@ -10,6 +10,13 @@ enum RowKind {
     Alpaca,
     Chat,
     Completion,
+    /// A prompt of the file's own, with its fields.
+    Own,
+    /// Judged answers of which the prompt is in this field, rendered as ChatML or by the tokenizer's template.
+    Judged {
+        prompt: &'static str,
+        chatml: bool,
+    },
 }
 
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
@@ -211,16 +218,66 @@ fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<RowK
         Some("completion" | "pretrain") => Ok(RowKind::Completion),
         Some("chat_template" | "sharegpt") => Ok(RowKind::Chat),
         Some("chat_template.default" | "chat_template.argilla") if pairs => Ok(RowKind::Chat),
+        Some(name) if pairs && let Some(kind) = judged(name) => Ok(kind),
         Some(_) if pairs => Err(out.refuse(
             at,
             value,
             "pairs are rows of prompt, chosen and rejected, or of messages: chat_template.default",
         )),
         Some(_) => Err(out.refuse(at, value, "rows are read as alpaca, chat_template or completion")),
-        None => {
-            Err(out.refuse(at, value, "a prompt of your own is --input-template, with --input-key and --output-key"))
+        None if value.is_object() && !pairs => Ok(RowKind::Own),
+        None => Err(out.refuse(at, value, "expected the name of a type")),
+    }
+}
+
+/// Axolotl's prompt_strategies/dpo, kto and bradley_terry.
+fn judged(name: &str) -> Option<RowKind> {
+    let (template, fields) = name.split_once('.')?;
+    let prompt = match fields {
+        "chat_template" if template == "bradley_terry" => {
+            return Some(RowKind::Judged { prompt: "input", chatml: false });
+        }
+        "intel" => "question",
+        "icr" => "input",
+        "prompt_pairs" | "ultra" => "prompt",
+        _ => return None,
+    };
+    ["chatml", "llama3"].contains(&template).then_some(RowKind::Judged { prompt, chatml: template == "chatml" })
+}
+
+/// Axolotl's prompt_strategies/user_defined.py, of a single field and a constant system prompt.
+fn own_prompt(at: &str, kind: &Value, out: &mut Rewriting) -> Result<()> {
+    const KEYS: [&str; 6] =
+        ["field_instruction", "field_output", "format", "no_input_format", "system_prompt", "system_format"];
+    let given = kind.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null() && *value != "");
+    for (key, value) in given {
+        let at = format!("{at}.{}", quote(key));
+        if !KEYS.contains(&key.as_str()) {
+            return Err(out.refuse(&at, value, "a prompt is made of one field: join them in the rows"));
+        }
+        if !value.is_string() {
+            return Err(out.refuse(&at, value, "expected a text"));
         }
     }
+    let text = |key: &str| kind[key].as_str();
+    let (Some(asked), Some(answer)) = (text("field_instruction"), text("field_output")) else {
+        return Err(out.refuse(at, kind, "field_instruction and field_output are missing"));
+    };
+    // `format` is that of prompts with an input.
+    let format = text("no_input_format").or(text("format")).unwrap_or("{instruction}");
+    let system = match text("system_prompt") {
+        Some(system) => text("system_format").unwrap_or("{system}").replace("{system}", system),
+        None => String::new(),
+    };
+    let plain = format.replacen("{instruction}", "", 1);
+    if plain.len() == format.len() || [&plain, &system].iter().any(|text| text.contains(['{', '}'])) {
+        return Err(out.refuse(at, kind, "its format holds more than one {instruction}, or other braces"));
+    }
+    let template = format!("{system}{}", format.replacen("{instruction}", "{}", 1));
+    out.set("input_key", json!(asked), &format!("{at}.field_instruction"))?;
+    out.set("output_key", json!(answer), &format!("{at}.field_output"))?;
+    out.set("input_template", json!(template), &format!("{at}.format"))?;
+    out.set("add_special_tokens", json!(true), at)
 }
 
 /// How rows are read, as keys of ours.
@@ -231,6 +288,15 @@ fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Re
         Some(RowKind::Alpaca) => {
             out.agree("row_format", json!("alpaca"));
             out.set("apply_chat_template", json!(false), &format!("{at}.type"))
+        }
+        Some(RowKind::Own) => own_prompt(&format!("{at}.type"), &body["type"], out),
+        Some(RowKind::Judged { prompt, chatml }) => {
+            let at = format!("{at}.type");
+            if chatml {
+                out.set("tokenizer_chat_template", json!(CHATML), &at)?;
+            }
+            out.set("prompt_key", json!(prompt), &at)?;
+            out.set("apply_chat_template", json!(true), &at)
         }
         Some(RowKind::Completion) => {
             out.set("pretrain_mode", json!(true), &format!("{at}.type"))?;
