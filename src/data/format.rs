@@ -119,6 +119,10 @@ pub struct Format {
     pub system_key: Option<String>,
     /// Template applied to the prompt, with `{}` in its place.
     pub input_template: Option<String>,
+    /// Texts begin with what the tokenizer adds before them, so prompts that no template renders, whose responses then
+    /// end with the end of text at once, as in TRL and Axolotl. Without it, as in OpenRLHF: nothing, and a space. Not
+    /// given: unless `input_key` names the prompts.
+    pub special_tokens: Option<bool>,
     /// Rows are conversations, or a prompt and a response that form one.
     pub apply_chat_template: bool,
     /// Loss on every assistant message, not only the last.
@@ -166,7 +170,13 @@ impl Format {
             Format { pretrain_mode: true, system_key: Some(_), .. } => {
                 "`pretrain_mode` uses the text verbatim: remove `system_key`"
             }
+            Format { pretrain_mode: true, join_rows: false, special_tokens: Some(_), .. } => {
+                "`pretrain_mode` uses the text verbatim: remove `add_special_tokens`"
+            }
             Format { pretrain_mode: true, .. } => return Ok(()),
+            Format { special_tokens: Some(_), .. } if chat => {
+                "`add_special_tokens` is for text that no chat template renders, which writes its own: remove one"
+            }
             Format { input_template: Some(_), .. } if chat => {
                 "`input_template` and a chat template exclude each other: remove one"
             }
@@ -249,7 +259,7 @@ impl Format {
         }
     }
     /// The settings that apply only to rows, and whether each is given.
-    pub fn row_settings(&self) -> [(&'static str, bool); 11] {
+    pub fn row_settings(&self) -> [(&'static str, bool); 12] {
         [
             ("row_format", self.shape.is_some()),
             ("train_on_inputs", self.input_loss == InputLoss::All),
@@ -257,12 +267,21 @@ impl Format {
             ("output_key", self.output_key.is_some()),
             ("system_key", self.system_key.is_some()),
             ("input_template", self.input_template.is_some()),
+            ("add_special_tokens", self.special_tokens.is_some()),
             ("apply_chat_template", self.apply_chat_template),
             ("multiturn", self.multiturn),
             ("pretrain_mode", self.pretrain_mode),
             ("join_rows", self.join_rows),
             ("skip_bad_rows", self.skip_bad_rows),
         ]
+    }
+    /// Texts begin with what the tokenizer adds before them.
+    pub fn begins_texts(&self) -> bool {
+        self.special_tokens != Some(false)
+    }
+    /// The same for prompts that no template renders.
+    pub(super) fn begins_prompts(&self) -> bool {
+        self.special_tokens.unwrap_or(self.input_key.is_none())
     }
     /// Rows are prompts and responses, which end with an end-of-text token.
     pub fn learns_responses(&self) -> bool {

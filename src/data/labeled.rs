@@ -1,13 +1,15 @@
 //! Turns a row with a prompt, one answer and a label into a sequence. Never knows what is learned from it.
 //!
 //! [Note: labeled answers] The answer is rendered and tokenized after the prompt like one of a pair (see [Note:
-//! pairs]). A row without the prompt's and the answer's fields may be a conversation or an instruction, as in
-//! fine-tuning, whose last message is the answer. Token ids are `prompt_input_ids` and `completion_input_ids`. The
-//! label is true or false, 1 or 0. An answer that does not fit is dropped. The row ends in the bytes of the label.
+//! pairs]). A pair without a label is two rows, as in TRL. A row without the prompt's and the answer's fields may be a
+//! conversation or an instruction, as in fine-tuning, whose last message is the answer. Token ids are
+//! `prompt_input_ids` and `completion_input_ids`. The label is true or false, 1 or 0. An answer that does not fit is
+//! dropped. The row ends in the bytes of the label.
 use super::fields::{JsonRow, RowResult, field, present, string, truth, truth_in};
-use super::format::LabelKeys;
-use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
-use super::shapes::{self, ANSWER_IDS, ID_KEYS, Shape, both};
+use super::format::{LabelKeys, PairKeys};
+use super::pair_shapes;
+use super::recipe::{AnsweredPrompt, Drop, Outcome, Recipe, TokenizedRow};
+use super::shapes::{self, ANSWER_IDS, ID_KEYS, PAIR, Shape, both};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
 
@@ -18,12 +20,8 @@ impl Recipe {
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
-        if present(row, &keys.label).is_none() && both(row, ["chosen", "rejected"]) {
-            return Err(format!(
-                "is a pair of answers, and `objective: kto` learns from single ones: use `objective: dpo`, or write a \
-                 row for each answer, with a {}",
-                keys.label
-            ));
+        if let Some(outcome) = self.unpaired(keys, row, out)? {
+            return Ok(outcome);
         }
         let label = field(row, &keys.label)?;
         let wrong = || format!("has {label} as {}; true or false is expected", keys.label);
@@ -31,11 +29,11 @@ impl Recipe {
         let (asked, name) = if tokens {
             (self.given(row, ANSWER_IDS, false, out)?, ANSWER_IDS)
         } else {
-            let (prompt, answer) = self.judged(keys, row)?;
-            if prompt.is_empty() {
+            let judged = self.judged(keys, row)?;
+            if judged.prompt.is_empty() {
                 return Err("has an empty prompt: an answer needs a prompt that it follows".into());
             }
-            let asked = self.render(&prompt, &answer, out)?.max(1);
+            let asked = self.render(&judged, out)?.max(1);
             out.labels.clear();
             (asked, keys.completion.as_str())
         };
@@ -51,11 +49,39 @@ impl Recipe {
         Ok(Outcome::Kept)
     }
 
+    /// A pair as two rows: the chosen answer is desirable, the rejected one is not. None, if the row is no pair.
+    fn unpaired(&self, keys: &LabelKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Option<Outcome>> {
+        let pair = PairKeys { prompt: keys.prompt.clone(), ..PairKeys::default() };
+        if [&keys.label, &keys.completion].iter().any(|key| present(row, key).is_some())
+            || PAIR.contains(&&keys.prompt[..])
+        {
+            return Ok(None);
+        }
+        let row = &*pair_shapes::renamed(&pair, row)?;
+        if !both(row, PAIR) && !both(row, [ID_KEYS[1], ID_KEYS[2]]) {
+            return Ok(None);
+        }
+        let outcome = self.pair(&pair, row, out)?;
+        if outcome == Outcome::Kept {
+            let answer = out.labels.iter().position(|&label| label != IGNORE).unwrap_or(0);
+            let end = out.labels[answer..]
+                .iter()
+                .position(|&label| label == IGNORE)
+                .map_or(out.ids.len(), |len| answer + len);
+            let (ids, labels) = (out.ids.split_off(end), out.labels.split_off(end));
+            let mut rejected = TokenizedRow { ids, labels, ..TokenizedRow::default() };
+            rejected.end_in(0.0);
+            out.end_in(1.0);
+            out.other = Some(Box::new(rejected));
+        }
+        Ok(Some(outcome))
+    }
+
     /// The text of the prompt and of the answer.
-    fn judged(&self, keys: &LabelKeys, row: &JsonRow) -> RowResult<(String, String)> {
+    fn judged(&self, keys: &LabelKeys, row: &JsonRow) -> RowResult<AnsweredPrompt> {
         match Shape::of(row, true).filter(|_| present(row, &keys.completion).is_none()) {
             Some(Shape::Instruction) if !self.format.is_chat() => {
-                return Ok((shapes::alpaca_prompt(row)?, string(row, "output")?.to_string()));
+                return Ok(AnsweredPrompt::plain(&shapes::alpaca_prompt(row)?, string(row, "output")?));
             }
             Some(Shape::Messages | Shape::Conversations | Shape::Instruction) => {}
             _ => return self.answer(&keys.prompt, &keys.completion, (false, None), row),

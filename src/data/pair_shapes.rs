@@ -2,7 +2,7 @@
 //! into an answer.
 use super::fields::{JsonRow, RowResult, list, present, string};
 use super::format::PairKeys;
-use super::shapes::{ID_KEYS, OPENAI, TRL_IDS, both};
+use super::shapes::{ID_KEYS, OPENAI, PAIR, TRL_IDS, both};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a
     }
     let mut renamed = row.clone();
     if openai {
-        for (from, to) in OPENAI.into_iter().zip(["chosen", "rejected"]) {
+        for (from, to) in OPENAI.into_iter().zip(PAIR) {
             renamed.shift_remove(from).and_then(|answer| renamed.insert(to.into(), answer));
         }
         // What else is in `input` stays there, and is named as unread.

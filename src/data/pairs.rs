@@ -14,7 +14,7 @@
 use super::fields::{JsonRow, RowResult, array, field, kind, present, token_id, whole};
 use super::format::PairKeys;
 use super::message;
-use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
+use super::recipe::{AnsweredPrompt, Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ID_KEYS};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
@@ -51,13 +51,13 @@ impl Recipe {
             let asked = if tokens {
                 self.given(row, ids, keys.scored, out)?
             } else {
-                let (prompt, answer) = self.answer(&keys.prompt, key, (keys.scored, common), row)?;
-                if prompt.is_empty() && !keys.scored {
+                let answered = self.answer(&keys.prompt, key, (keys.scored, common), row)?;
+                if answered.prompt.is_empty() && !keys.scored {
                     return Err("has an empty prompt: a pair needs a prompt that both answers follow".into());
                 }
-                let asked = self.render(&prompt, &answer, out)?.max(start + 1);
+                let asked = self.render(&answered, out)?.max(start + 1);
                 out.labels.truncate(start);
-                prompts.push(prompt);
+                prompts.push(answered.prompt);
                 asked
             };
             let name = if tokens { *ids } else { key };
@@ -122,7 +122,7 @@ impl Recipe {
         key: &str,
         (bare, common): (bool, Option<usize>),
         row: &JsonRow,
-    ) -> RowResult<(String, String)> {
+    ) -> RowResult<AnsweredPrompt> {
         let answer = &*match field(row, key)? {
             text if let Some(list) = shapes::written(text) => Cow::Owned(Value::Array(list)),
             given => Cow::Borrowed(given),
@@ -143,7 +143,7 @@ impl Recipe {
             let template = self.format.input_template.as_deref().and_then(|t| t.split_once("{}"));
             let prompt =
                 template.map_or_else(|| prompt.clone(), |(before, behind)| format!("{before}{prompt}{behind}"));
-            return Ok((prompt, answer.clone()));
+            return Ok(AnsweredPrompt::plain(&prompt, answer));
         }
         let answers = match answer {
             Value::Array(turns) if !whole => turns.len(),
@@ -162,7 +162,7 @@ impl Recipe {
         turns: &[Value],
         first: usize,
         key: &str,
-    ) -> RowResult<(String, String)> {
+    ) -> RowResult<AnsweredPrompt> {
         let chat = self.chat(row)?;
         if turns[first..].iter().all(|turn| message::is_silent(turn, &|key| chat.mentions(key))) {
             return Err(format!("has an empty answer in `{key}`: remove the row"));

@@ -2,11 +2,13 @@
 //! as the object.
 //!
 //! [Note: prompts and responses] A row is a prompt and a response, or a conversation. It is rendered once, and its text
-//! tokenized once. Trailing newlines are removed, and the tokenizer's end of text is appended after a space (unless the
-//! text already ends with it), as OpenRLHF does. What has a loss is a set of byte ranges of the text: the response, the
-//! last answer of a conversation or with `multiturn` each one, or what `{% generation %}` blocks enclose; switches of
-//! messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is dropped, as
-//! is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end of text.
+//! tokenized once. The tokenizer's end of text is appended, unless the text already ends with it: in place of trailing
+//! newlines and after a space, as OpenRLHF does; or at once, with what the tokenizer adds before a text, as TRL does
+//! (`special_tokens`, where no chat template renders). What has a loss is a set of byte ranges of the text: the
+//! response, the last answer of a conversation or with `multiturn` each one, or what `{% generation %}` blocks enclose;
+//! switches of messages come first. A token has a loss if it overlaps one of them. A row without a token with loss is
+//! dropped, as is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end
+//! of text.
 use super::answers;
 use super::fields::{JsonRow, RowResult, list, present, string};
 use super::format::{Format, InputLoss, Preferences, SampleKind};
@@ -43,6 +45,8 @@ pub struct TokenizedRow {
     pub joined: bool,
     /// What the row holds and nothing reads.
     pub unread: Vec<String>,
+    /// The other answer of a pair, as a row of its own.
+    pub other: Option<Box<TokenizedRow>>,
 }
 
 impl TokenizedRow {
@@ -60,6 +64,7 @@ impl TokenizedRow {
         self.unread.clear();
         self.cut = false;
         self.joined = false;
+        self.other = None;
     }
 }
 
@@ -92,6 +97,20 @@ impl std::fmt::Display for Drop {
             Drop::NoLoss => "no token has a loss",
             Drop::TooLong => "an answer does not fit within max_len",
         })
+    }
+}
+
+/// A prompt and a response, as text.
+pub(super) struct AnsweredPrompt {
+    pub prompt: String,
+    pub response: String,
+    /// No chat template has rendered it.
+    pub plain: bool,
+}
+
+impl AnsweredPrompt {
+    pub fn plain(prompt: &str, response: &str) -> AnsweredPrompt {
+        AnsweredPrompt { prompt: prompt.into(), response: response.into(), plain: true }
     }
 }
 
@@ -209,24 +228,16 @@ impl Recipe {
         if text.is_empty() {
             return Ok(Outcome::Dropped(Drop::NoLoss));
         }
-        let ((before, after), end) = (self.tokenizer.affixes(), self.end()?);
-        out.ids.extend_from_slice(before);
-        self.encode(text, &mut out.ids)?;
-        out.ids.extend_from_slice(after);
-        if out.ids.last() != Some(&end) {
-            out.ids.push(end);
-        }
-        out.labels.extend(out.ids.iter().map(|&id| id as i32));
         out.joined = true;
-        Ok(Outcome::Kept)
+        self.text(text, out)
     }
 
     /// Text that is learned as a whole, with the special tokens that transformers adds.
     fn text(&self, text: &str, out: &mut TokenizedRow) -> RowResult<Outcome> {
-        let (before, behind) = self.tokenizer.affixes();
-        out.ids.extend_from_slice(before);
+        let special = self.format.begins_texts();
+        out.ids.extend_from_slice(if special { self.tokenizer.before(text) } else { &[] });
         self.encode(text, &mut out.ids)?;
-        out.ids.extend_from_slice(behind);
+        out.ids.extend_from_slice(if special { self.tokenizer.affixes().1 } else { &[] });
         let end = self.end()?;
         if out.ids.last() != Some(&end) {
             out.ids.push(end);
@@ -247,7 +258,7 @@ impl Recipe {
         if prompt.is_empty() || response.trim().is_empty() {
             return Ok(Outcome::Dropped(Drop::NoAnswer));
         }
-        let first = self.render(prompt, response, out)?;
+        let first = self.render(&AnsweredPrompt::plain(prompt, response), out)?;
         if self.format.input_loss == InputLoss::All {
             out.labels.iter_mut().zip(&out.ids).for_each(|(label, &id)| *label = id as i32);
             return Ok(Outcome::Kept);
@@ -341,7 +352,7 @@ impl Recipe {
                 Err(fault) => return Err(fault),
             },
         };
-        let first = self.learn(&all.text, &spans, out)?;
+        let first = self.learn(&all.text, &spans, false, out)?;
         Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
     }
 
@@ -361,12 +372,12 @@ impl Recipe {
     }
 
     /// The prompt and the response of a conversation whose messages from `first` on are the response.
-    pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<(String, String)> {
+    pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<AnsweredPrompt> {
         let chat = self.chat(row)?;
         let talk = talk(row, turns, chat)?;
         let mut prompt = chat.answered(&talk)?.text;
         let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);
-        Ok((prompt, response))
+        Ok(AnsweredPrompt { prompt, response, plain: false })
     }
 
     /// Where the messages from `first` on begin in the rendered conversation.
@@ -401,21 +412,27 @@ impl Recipe {
 
     /// Appends the tokens of prompt, response and end of text, with a loss on the response and the end. Returns where
     /// the response begins.
-    pub(super) fn render(&self, prompt: &str, response: &str, out: &mut TokenizedRow) -> RowResult<usize> {
-        let whole = [prompt, response].concat();
-        self.learn(&whole, std::slice::from_ref(&(prompt.len()..whole.len())), out)
+    pub(super) fn render(&self, asked: &AnsweredPrompt, out: &mut TokenizedRow) -> RowResult<usize> {
+        let whole = [&asked.prompt[..], &asked.response].concat();
+        self.learn(&whole, std::slice::from_ref(&(asked.prompt.len()..whole.len())), asked.plain, out)
     }
 
     /// Appends the tokens of `text` and of the end of text; those that overlap `spans` (of bytes, ascending) have a
-    /// loss. A span that reaches the end of `text` includes the end of text. Returns where the first loss is.
-    fn learn(&self, text: &str, spans: &[Range<usize>], out: &mut TokenizedRow) -> RowResult<usize> {
+    /// loss. A span that reaches the end of `text` includes the end of text. Returns where the first loss is. `plain`:
+    /// no template has rendered the text.
+    fn learn(&self, text: &str, spans: &[Range<usize>], plain: bool, out: &mut TokenizedRow) -> RowResult<usize> {
+        let special = plain && self.format.begins_prompts();
         let (_, spelling) = self.tokenizer.spellings();
-        let text = text.trim_end_matches('\n');
+        let text = if special { text } else { text.trim_end_matches('\n') };
         let end = self.end()?;
         let spelled = match spelling.is_empty() || text.ends_with(spelling) {
             true => Cow::Borrowed(text),
-            false => Cow::Owned(format!("{text} {spelling}")),
+            false => Cow::Owned([text, if special { "" } else { " " }, spelling].concat()),
         };
+        if special {
+            out.ids.extend_from_slice(self.tokenizer.before(text));
+            out.labels.resize(out.ids.len(), IGNORE);
+        }
         let (first, mut places) = (out.ids.len(), Vec::new());
         self.tokenizer
             .encode_with_places(&spelled, &mut out.ids, &mut places)

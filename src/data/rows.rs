@@ -89,7 +89,8 @@ impl<'a> Rows<'a> {
         let has_ids = schema.get_fields().iter().any(|field| field.name() == "input_ids");
         let read = |name: &str| {
             let shaped = by_shape && Shape::all_read().any(|key| key == name);
-            let judged = format.preferences.is_some() && (name == "system" || shapes::QUESTION.contains(&name));
+            let judged = format.preferences.is_some()
+                && (name == "system" || shapes::QUESTION.contains(&name) || shapes::PAIR.contains(&name));
             let unclear = by_shape && has_ids && shapes::is_unclear(name);
             shaped || judged || unclear || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
         };
@@ -137,6 +138,7 @@ impl<'a> Rows<'a> {
             match outcome {
                 Ok(Outcome::Kept) => {
                     out.kept(row)?;
+                    row.other.iter().try_for_each(|other| out.kept(other))?;
                     row.unread.iter().for_each(|what| out.unread(what, 1));
                 }
                 Ok(Outcome::Dropped(why)) => out.dropped(*why)?,

@@ -79,6 +79,8 @@ impl Shape {
     }
 }
 
+/// The two answers of a pair.
+pub(super) const PAIR: [&str; 2] = ["chosen", "rejected"];
 /// Fields of a pair given as token ids.
 pub(super) const ID_KEYS: [&str; 3] = ["prompt_input_ids", "chosen_input_ids", "rejected_input_ids"];
 
@@ -121,7 +123,7 @@ pub(super) fn is_judged_ids(row: &JsonRow) -> bool {
 
 /// The row's keys mark it as a prompt with two answers.
 fn is_pair(row: &JsonRow) -> bool {
-    let keys = [["chosen", "rejected"], [ID_KEYS[1], ID_KEYS[2]], OPENAI, [TRL_IDS[1], TRL_IDS[2]]];
+    let keys = [PAIR, [ID_KEYS[1], ID_KEYS[2]], OPENAI, [TRL_IDS[1], TRL_IDS[2]]];
     keys.into_iter().any(|keys| both(row, keys))
 }
 

@@ -54,10 +54,10 @@ struct TextPiece {
 
 impl TextPiece {
     fn encode(&mut self, tokenizer: &Tokenizer, end: u32) {
-        let (before, behind) = tokenizer.affixes();
+        let (_, behind) = tokenizer.affixes();
         self.ids.clear();
         if self.first {
-            self.ids.extend_from_slice(before);
+            self.ids.extend_from_slice(tokenizer.before(&self.text));
         }
         if self.text.len() > self.from {
             let encoded = tokenizer.encode_after(&self.text, self.from, &mut self.ids);

@@ -339,6 +339,11 @@ impl Tokenizer {
             Tokenizer::File(t) => (&t.affixes.0, &t.affixes.1),
         }
     }
+    /// What comes before a whole text, unless it is written there.
+    pub fn before(&self, text: &str) -> &[u32] {
+        let (begin, _) = self.spellings();
+        if !begin.is_empty() && text.starts_with(begin) { &[] } else { self.affixes().0 }
+    }
     /// Appends the tokens of `text` that end after its first `from` bytes.
     pub(super) fn encode_after(&self, text: &str, from: usize, out: &mut Vec<u32>) -> Result<()> {
         let Tokenizer::File(t) = self else { return self.encode(&text[from..], out) };

@@ -87,7 +87,15 @@ impl Recipe {
             reads.push("system");
         }
         reads.extend(format.system_key.as_deref());
-        if matches!(&format.preferences, Some(Preferences::Pairs(keys)) if present(row, &keys.prompt).is_none()) {
+        let prompt = match &format.preferences {
+            Some(Preferences::Pairs(keys)) => Some(&keys.prompt),
+            Some(Preferences::Labels(keys)) if present(row, &keys.label).is_none() => {
+                reads.extend(shapes::PAIR.iter().chain(&shapes::ID_KEYS[1..]));
+                Some(&keys.prompt)
+            }
+            _ => None,
+        };
+        if prompt.is_some_and(|key| present(row, key).is_none()) {
             reads.extend(shapes::QUESTION);
         }
         reads

@@ -210,6 +210,7 @@ fn inputs(dir: &Dir) -> PathBuf {
     write("rows.jsonl", &pairs);
     write("bad.jsonl", &format!("{pairs}{{\"q\": 1}}\n"));
     write("text.jsonl", &rows(&|i| json!({"text": format!("some words {}", "x".repeat(i % 5))})));
+    write("lines.jsonl", &rows(&|i| json!({"q": format!("ask {i}"), "a": format!("say {i}\n")})));
     write("ids.jsonl", &rows(&|i| json!({"input_ids": [1, 2, 3, 4 + i % 9]})));
     let pair = |i: usize| {
         let (prompt, other) = ("p".repeat(1 + i % 3), "o".repeat(1 + i % 2));

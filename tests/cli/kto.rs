@@ -121,6 +121,21 @@ fn every_form_of_a_labeled_answer_is_read() {
     ] {
         assert_eq!(losses(name, more), text, "{name}");
     }
+    // Pairs are two rows each, as in TRL, whatever their form.
+    let answer = |completion: &str, label: bool| json!({"prompt": "why?", "completion": completion, "label": label});
+    let two = format!("{}\n{}\n", answer(" so", true), answer(" no", false));
+    let pair = |row: Value| format!("{row}\n").repeat(8);
+    std::fs::write(dir.path("two.jsonl"), two.repeat(8)).unwrap();
+    std::fs::write(dir.path("pair.jsonl"), pair(json!({"prompt": "why?", "chosen": " so", "rejected": " no"})))
+        .unwrap();
+    std::fs::write(dir.path("joined.jsonl"), pair(json!({"chosen": "why? so", "rejected": "why? no"}))).unwrap();
+    let ids = |text: &str| text.bytes().map(u32::from).chain([256]).collect::<Vec<_>>();
+    let asked: Vec<u32> = "why?".bytes().map(u32::from).collect();
+    let tokens = json!({"prompt_ids": asked, "chosen_ids": ids(" so"), "rejected_ids": ids(" no")});
+    std::fs::write(dir.path("ids.jsonl"), pair(tokens)).unwrap();
+    for name in ["pair.jsonl", "joined.jsonl", "ids.jsonl"] {
+        assert_eq!(losses(name, &[]), losses("two.jsonl", &[]), "{name}");
+    }
 }
 
 #[test]

@@ -132,9 +132,9 @@ def chats(tokenizer):
     write(OUT / "templates" / "golden.json", {"bos": tokenizer.bos_token, "eos": tokenizer.eos_token, "chats": CHATS, "cases": cases})
 
 
-def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat=None, multiturn=False, pretrain=False, max_len):
+def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat=None, multiturn=False, pretrain=False, special=None, max_len):
     """Tokens and loss of a row: (ids, which of them have a loss), or None for a row that is left out. The text is that of
-    OpenRLHF's SFT dataset; a token has a loss if it overlaps a span of characters, as in transformers'
+    OpenRLHF's SFT dataset, or with `special` of TRL's SFTTrainer for a prompt and a completion; a token has a loss if it overlaps a span of characters, as in transformers'
     return_assistant_tokens_mask. A row that is too long is cut, and does not end in the end of text."""
     def render(messages, **more):
         return tokenizer.apply_chat_template(messages, chat_template=chat, tokenize=False, **more)
@@ -162,13 +162,15 @@ def sft(tokenizer, row, *, input_key, output_key=None, input_template=None, chat
                 spans.append((len(before), len(render(messages[:i + 1]))))
     if not prompt or not response:
         return None
-    text = (prompt + response).rstrip("\n")
+    text = prompt + response if special else (prompt + response).rstrip("\n")
     spans = [(start, end if end < len(text) else float("inf")) for start, end in spans or [(len(prompt), float("inf"))]]
     if not text.endswith(tokenizer.eos_token):
-        text += " " + tokenizer.eos_token
-    made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        text += tokenizer.eos_token if special else " " + tokenizer.eos_token
+    made = tokenizer(text, add_special_tokens=bool(special), return_offsets_mapping=True, return_special_tokens_mask=True)
     tokens = made["input_ids"][:-1] + [tokenizer.eos_token_id]
     loss = [any(a < max(end, start + 1) and start < b for a, b in spans) for start, end in made["offset_mapping"]]
+    if special and made["special_tokens_mask"][0]:
+        loss[0] = False
     if not multiturn and loss.index(True) + 2 >= max_len:
         return None
     tokens, loss = tokens[:max_len], loss[:max_len]
@@ -202,6 +204,7 @@ def samples(name):
     template = lambda name: (OUT / "templates" / f"{name}.jinja").read_text()
     modes = [
         (PROMPTS, dict(input_key="q", output_key="a"), None),
+        (PROMPTS, dict(input_key="q", output_key="a", special=True), None),
         (PROMPTS, dict(input_key="q", output_key="a", input_template="User: {}\nAssistant: "), None),
         (PROMPTS, dict(input_key="q", output_key="a"), "chatml"),
         (PROMPTS, dict(input_key="q", pretrain=True), None),

@@ -1,7 +1,7 @@
 //! Prompts and responses: tokens and loss compared with the definition in make.py, from JSONL and Parquet; what is
 //! dropped, what is skipped, and every message for a bad row.
 use super::*;
-use flatshard::data::{ChatTemplate, Outcome, Recipe, TokenizedRow};
+use flatshard::data::{ChatTemplate, LabelKeys, Outcome, PairKeys, Preferences, Recipe, TokenizedRow};
 use serde_json::{Value, json};
 
 fn template(name: &str, tokenizer: &Tokenizer) -> Arc<ChatTemplate> {
@@ -19,6 +19,7 @@ fn format(case: &Value, tokenizer: &Tokenizer) -> Format {
         input_template: text("input_template"),
         apply_chat_template: !case["template"].is_null(),
         multiturn: on("multiturn"),
+        special_tokens: case["special"].as_bool(),
         pretrain_mode: on("pretrain"),
         chat: case["template"].as_str().map(|name| template(name, tokenizer)),
         ..Format::default()
@@ -83,6 +84,54 @@ pub fn make(format: Format, row: Value) -> Result<(Vec<u32>, String), String> {
 }
 pub fn keys(input: &str, output: Option<&str>) -> Format {
     Format { input_key: Some(input.into()), output_key: output.map(str::to_string), ..Format::default() }
+}
+
+/// As TRL's trainers do, whatever the fields are; as OpenRLHF's do where its `input_key` names them.
+#[test]
+fn text_that_no_template_renders_begins_and_ends_as_the_tokenizers() {
+    let tokenizer = tokens::load("sentencepiece");
+    let make = |format: Format, row: Value| {
+        let recipe = Recipe { format, tokenizer: tokenizer.clone(), bound: 1000, max_len: 200 };
+        let mut out = TokenizedRow::default();
+        assert_eq!(recipe.line(row.to_string().as_bytes(), &mut out).unwrap(), Outcome::Kept);
+        out
+    };
+    let of = |text: &str, special: Option<bool>| {
+        let mut ids = if special == Some(false) { vec![] } else { vec![tokenizer.bos().unwrap()] };
+        tokenizer.encode(&format!("{text}{}</s>", if special == Some(false) { " " } else { "" }), &mut ids).unwrap();
+        ids
+    };
+    let preferences = |rows| Format { preferences: Some(rows), ..Format::default() };
+    let (pairs, labels) = (
+        || preferences(Preferences::Pairs(PairKeys::default())),
+        || preferences(Preferences::Labels(LabelKeys::default())),
+    );
+    for special in [None, Some(true), Some(false)] {
+        let plain = |format: Format| Format { special_tokens: special, ..format };
+        let asked = json!({"prompt": "The fox", "completion": " jumps"});
+        let row = make(plain(Format::default()), asked);
+        assert_eq!(row.ids, of("The fox jumps", special));
+        let learned = row.labels.iter().position(|&label| label != IGNORE).unwrap();
+        assert_eq!(tokenizer.decode(&row.ids[learned..]).trim(), "jumps");
+        let pair = json!({"prompt": "The fox", "chosen": " jumps", "rejected": " is lazy"});
+        let both = [of("The fox jumps", special), of("The fox is lazy", special)].concat();
+        assert_eq!(make(plain(pairs()), pair).ids, both);
+        let label = json!({"prompt": "The fox", "completion": " jumps", "label": true});
+        assert!(make(plain(labels()), label).ids.starts_with(&of("The fox jumps", special)));
+        let alpaca = make(plain(Format::default()), json!({"instruction": "Jump.", "output": "no"})).ids;
+        assert_eq!(alpaca.first() == tokenizer.bos().as_ref(), special != Some(false));
+        let text = make(plain(Format::default()), json!({"text": "The fox"})).ids;
+        assert_eq!(text.first() == tokenizer.bos().as_ref(), special != Some(false));
+    }
+    let keyed = |special| Format { special_tokens: special, ..keys("q", Some("a")) };
+    let row = || json!({"q": "The fox", "a": " jumps"});
+    assert_eq!(make(keyed(None), row()).ids, of("The fox jumps", Some(false)));
+    assert_eq!(make(keyed(Some(true)), row()).ids, of("The fox jumps", Some(true)));
+    // What is written there is not added.
+    let written = make(Format::default(), json!({"prompt": "<s>The fox", "completion": " jumps"})).ids;
+    assert_eq!(written.iter().filter(|id| Some(**id) == tokenizer.bos()).count(), 1);
+    let refused = Format { special_tokens: Some(true), apply_chat_template: true, ..Format::default() };
+    assert!(refused.check().unwrap_err().to_string().contains("`add_special_tokens`"));
 }
 
 #[test]

@@ -260,7 +260,9 @@ impl<'a> PromptEncoder<'a> {
             }
             (_, Some(asked)) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
             (_, None) => {
-                tokens.extend(self.tokenizer.affixes().0);
+                if self.format.begins_texts() {
+                    tokens.extend(self.tokenizer.before(prompt));
+                }
                 self.tokenizer.encode(prompt, &mut tokens).map_err(bad)?;
             }
         }

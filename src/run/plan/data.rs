@@ -70,6 +70,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         output_key: d.output_key.clone(),
         system_key: d.system_key.clone(),
         input_template: d.input_template.clone(),
+        special_tokens: d.add_special_tokens,
         apply_chat_template: on(d.apply_chat_template),
         multiturn: on(d.multiturn),
         input_loss: match d.train_on_inputs {

@@ -77,6 +77,11 @@ pub struct DataSettings {
     /// Prompt template; {} stands for the prompt [default: none]
     #[arg(long, value_name = "TEXT")]
     pub input_template: Option<String>,
+    /// Prompts that no template renders begin with what the tokenizer adds before a text, and the end of text follows
+    /// their answers at once, as in TRL and Axolotl; off: nothing, and a space, as in OpenRLHF [default: on, off for
+    /// rows with --input-key]
+    #[arg(long)]
+    pub add_special_tokens: Option<bool>,
     /// Pack whole samples into each sequence; samples do not attend to one another
     #[arg(long)]
     pub packing_samples: Option<bool>,
