@@ -26,10 +26,15 @@ const SAMPLE_KEYS: [&str; 3] = ["ids", "logprobs", "reward"];
 /// How far samplers' log-probabilities exceed 0 when they round.
 const ROUNDING: f64 = 1e-4;
 
-/// Whether a field is a mask of tokens without loss, as samples with tools have them.
-fn is_masked(key: &str, value: &Value) -> bool {
-    let out = |value: &Value| *value == Value::Bool(false) || value.as_f64() == Some(0.0);
-    key.ends_with("mask") && value.as_array().is_some_and(|mask| mask.iter().any(out))
+/// A mask of tokens without loss, as samples with tools have them; a group may hold those of all its samples.
+fn mask(fields: &JsonRow) -> Option<String> {
+    fn leaves_out(mask: &Value) -> bool {
+        let out = |value: &Value| *value == Value::Bool(false) || value.as_f64() == Some(0.0);
+        mask.as_array().is_some_and(|mask| mask.iter().any(|value| out(value) || leaves_out(value)))
+    }
+    let (key, _) = fields.iter().find(|(key, value)| key.ends_with("mask") && leaves_out(value))?;
+    let why = "that leaves out tokens, but all of `ids` are trained on: remove what the model did not write";
+    Some(format!("has a `{key}` {why}"))
 }
 
 impl Recipe {
@@ -43,6 +48,9 @@ impl Recipe {
         if samples.is_empty() {
             return Err("has no samples: a group needs at least one, so remove the row".into());
         }
+        if let Some(fault) = mask(row) {
+            return Err(fault);
+        }
         let (mut numbers, mut unread) = (Vec::new(), BTreeSet::new());
         for (i, sample) in samples.iter().enumerate() {
             let of_sample = |fault: String| format!("has a sample {i} that {fault}");
@@ -50,10 +58,8 @@ impl Recipe {
                 return Err(of_sample(format!("is {}; an object is expected", kind(sample))));
             };
             let ids = self.sample_numbers(sample, &mut numbers).map_err(of_sample)?;
-            if let Some(mask) = sample.iter().find_map(|(key, value)| is_masked(key, value).then_some(key)) {
-                let why =
-                    "that leaves out tokens, but all of `ids` are trained on: remove what the model did not write";
-                return Err(of_sample(format!("has a `{mask}` {why}")));
+            if let Some(fault) = mask(sample) {
+                return Err(of_sample(fault));
             }
             if prompt.len() + ids.len() > self.max_len {
                 return Ok(Outcome::Dropped(Drop::TooLong));

@@ -217,6 +217,10 @@ fn bad_rollouts_and_settings_are_refused_by_name() {
         (row(sample(json!([66]), json!([0.5]), json!(1))), "has a sample 0 that has 0.5 in its logprobs"),
         (row(sample(json!([66]), json!([null]), json!(1))), "has a sample 0 that has null in its logprobs"),
         (row(masked), "has a sample 0 that has a `tool_mask` that leaves out tokens"),
+        (
+            json!({"prompt_ids": [65], "samples": [good()], "completion_mask": [[0]]}),
+            "has a `completion_mask` that leaves out tokens",
+        ),
         (row(sample(json!([66]), json!([-1]), json!("good"))), "has a sample 0 that has \"good\" as reward"),
         (
             row(sample(json!([66]), json!([-1]), json!(null))),

@@ -209,6 +209,22 @@ fn axolotl_chats_and_pairs() {
     let (read, _) = plan(&dir, "ax.yml", &pairs, "--tokenizer-chat-template chat.jinja");
     has(&read, &[("objective.objective", json!("dpo")), ("objective.beta", json!(0.3))]);
     has(&read, &[("objective.prompt_key", json!("talk"))]);
+    // Its cosine ends at a ratio, and all linear layers come with those that it names.
+    let ratio = AXOLOTL.replace("fp16:", "cosine_min_lr_ratio: 0.1\nlora_target_modules: [q_proj]\nfp16:");
+    let (read, said) = plan(&dir, "ax.yml", &ratio, "--verbose");
+    has(&read, &[("optim.lr_scheduler", json!("cosine_with_min_lr")), ("optim.min_lr_ratio", json!(0.1))]);
+    has(&read, &[("lora.target_modules", json!(["all-linear"]))]);
+    assert!(said.contains("lora_target_modules has no effect here: lora_target_linear adapts"), "{said}");
+    let constant = AXOLOTL.replace("lr_scheduler: cosine", "lr_scheduler: constant").replace("warmup_steps: 0.1\n", "");
+    let (read, _) = plan(&dir, "ax.yml", &constant, "");
+    has(&read, &[("optim.lr_scheduler", json!("constant")), ("optim.warmup_steps", json!(0))]);
+    let fsdp = AXOLOTL.replace(
+        "gradient_checkpointing: true",
+        "gradient_checkpointing: false\nfsdp_version: 2\nfsdp_config: {activation_checkpointing: true}",
+    );
+    let (read, _) =
+        plan(&dir, "ax.yml", &fsdp.replace("gradient_checkpointing_kwargs: {use_reentrant: false}\n", ""), "");
+    has(&read, &[("fsdp.activation_checkpoint", json!(true))]);
     // Its pretraining data is joined and cut into full sequences.
     fs::write(dir.path("texts.jsonl"), "{\"text\": \"a long text, and more of it\"}\n".repeat(400)).unwrap();
     let texts =

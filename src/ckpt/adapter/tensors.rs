@@ -193,8 +193,10 @@ impl AdapterTensors {
     }
     fn tied(&self, name: &str) -> Error {
         self.error(format!(
-            "changes {name}, but the base model ties its head to its embeddings, and the adapter was trained with the \
-             two apart. To get a model with both, {MERGE}"
+            "changes {name}, but the base model ties its head to its embeddings, and only one tensor would hold both. \
+             To get a model with both, untie it first, in Python: set its config's tie_word_embeddings to False, give \
+             lm_head.weight a copy of the embeddings, and merge into that (PEFT's merge into a tied model adds both to \
+             one tensor)"
         ))
     }
     fn is_zero(&self, tensor: &FileTensor) -> Result<bool> {

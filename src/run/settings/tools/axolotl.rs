@@ -22,8 +22,16 @@ enum RowKind {
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     same_template(&tree, out)?;
     let pairs = tree.get("rl").is_some_and(|rl| !rl.is_null()) || tree.get("reward_model") == Some(&json!(true));
+    let ends_above_0 = tree.get("cosine_min_lr_ratio").is_some_and(|ratio| !ratio.is_null());
+    let scheduler = tree.get("lr_scheduler").unwrap_or(&Value::Null);
+    if ends_above_0 && (scheduler.is_null() || scheduler == "cosine") {
+        out.set("lr_scheduler", json!("cosine_with_min_lr"), "cosine_min_lr_ratio")?;
+    }
+    let fsdp = tree.get("fsdp_config").unwrap_or(&Value::Null);
+    let recomputes = ["activation_checkpointing", "fsdp_activation_checkpointing"].iter().any(|key| fsdp[key] == true);
     for (key, value) in &tree {
         match key.as_str() {
+            "lr_scheduler" if value.is_null() => {}
             _ if value.is_null() => out.set(key, Value::Null, key)?,
             "datasets" => data_sets(key, value, "dataset", pairs, out)?,
             "pretraining_dataset" => data_sets(key, value, "dataset", pairs, out)?,
@@ -32,6 +40,17 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             "chat_template_jinja" => {}
             "adapter" if value == "lora" && tree.get("lora_r").is_none_or(Value::is_null) => {
                 return Err(out.refuse(key, value, "without lora_r, the rank of the adapters; add lora_r"));
+            }
+            // transformers' name of it, whose constant rate has no warmup; a cosine ends where its ratio says.
+            "lr_scheduler" if !ends_above_0 || value != "cosine" => out.set("lr_scheduler_type", value.clone(), key)?,
+            "lr_scheduler" => {}
+            // FSDP recomputes in its place.
+            "gradient_checkpointing" if *value == json!(false) && recomputes => {
+                out.idle(&format!("{key}: false"), "activation_checkpointing of fsdp_config is on");
+            }
+            // In addition to all linear layers.
+            "lora_target_modules" if tree.get("lora_target_linear") == Some(&json!(true)) && are_linear(value) => {
+                out.idle(key, "lora_target_linear adapts all linear layers");
             }
             "plugins" => plugins(value, out)?,
             "val_set_size"
@@ -46,6 +65,12 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         out.without_packing("sample_packing");
     }
     Ok(())
+}
+
+/// These modules are linear layers of blocks.
+fn are_linear(modules: &Value) -> bool {
+    let linear = |name: &String| name.ends_with("_proj");
+    strings(modules).is_some_and(|names| names.iter().all(linear))
 }
 
 /// Of Axolotl's plugins, those that replace kernels mean nothing here.
