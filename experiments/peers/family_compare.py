@@ -39,6 +39,7 @@ SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, sh
 MAMBA = dict(mamba_n_heads=6, mamba_expand=2, mamba_d_state=8, mamba_chunk_size=16, layer_types=["linear_attention", "full_attention"] * 2)
 NEMOTRON_H = dict(**WIDE, mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=16)
 GEMMA4 = dict(**WIDE, global_head_dim=24, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2)
+UNDROPPED = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
     "gemma4_text": dict(**GEMMA4, num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, use_double_wide_mlp=True),
@@ -65,7 +66,8 @@ FAMILIES = {
     "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
                                n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
     "bamba": dict(**WIDE, mamba_n_heads=6, mamba_expand=2, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, attn_layer_indices=[1, 3]),
-    "nanochat": {}, "granite_swa": dict(sliding_window=9, layer_rope_theta=[10000.0, 500.0, 500.0, 0], **MULTIPLIERS), "gptj": dict(rotary_dim=6), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
+    "nanochat": {}, "granite_swa": dict(sliding_window=9, layer_rope_theta=[10000.0, 500.0, 500.0, 0], **MULTIPLIERS), "gptj": dict(rotary_dim=6), "codegen": dict(rotary_dim=6),
+    "gpt_bigcode": UNDROPPED, "gpt_bigcode heads": dict(**UNDROPPED, multi_query=False), "gpt_neo": dict(window_size=9, attention_types=[[["global", "local"], 2]]), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
     "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
@@ -79,6 +81,8 @@ FAMILIES = {
     "falcon": {}, "falcon new": dict(new_decoder_architecture=True, num_kv_heads=2, bias=True), "falcon serial": dict(multi_query=False, parallel_attn=False, bias=True),
     "granitemoe_swa": dict(**MULTIPLIERS, sliding_window=9, layer_rope_theta=[100.0, 20.0, 20.0, 0], num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24),
     "hy_v3": dict(**WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24), "axk1": dict(**LATENT, **SCORED, n_group=2, topk_group=1),
+    "sarvam_mla": dict(**LATENT | dict(q_lora_rank=None), **SCORED), "apertus1p5_text": WIDE,
+    "gemma4_unified_text": dict(**GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True, final_logit_softcapping=20.0),
     "flex_olmo": dict(num_experts=4, num_experts_per_tok=2), "afmoe": dict(**WIDE, sliding_window=9, global_attn_every_n_layers=2, num_dense_layers=1, num_experts=4,
                                                                             num_experts_per_tok=2, moe_intermediate_size=24, num_shared_experts=1, mup_enabled=True),
     "mellum": dict(**WIDE, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
@@ -126,6 +130,18 @@ TOWERS = {
         image_token_id=63, video_token_id=62, vision_config=dict(model_type="qwen2_5_vl_vision", window_size=4, fullatt_block_indexes=[0], **QWEN))),
     "minicpmv4_6": (DELTA, dict(vision_config=SIGHT | dict(image_size=4), image_token_id=63, video_token_id=62)),
     "glmga": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
+    "gemma4_unified": (GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1, pad_token_id=60), dict(
+        image_token_id=63, video_token_id=62, audio_token_id=61, audio_config=dict(audio_embed_dim=8, output_proj_dims=8),
+        vision_config=dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=8, mm_posemb_size=4, output_proj_dims=8))),
+    "minicpm_ocr": (DELTA, dict(vision_config=SIGHT | dict(insert_layer_id=0), insert_layer_id=0, image_token_id=63, video_token_id=62)),
+    "minicpmv4_7": (DELTA, dict(vision_config=SIGHT | dict(insert_layer_id=0), insert_layer_id=0, image_token_id=63, video_token_id=62)),
+    "deepseek_vl_hybrid": (dict(model_type="llama"), dict(vision_config=SIGLIP, image_token_id=63, high_res_vision_config=dict(
+        hidden_size=8, output_channels=8, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=8, mlp_dim=8, window_size=2,
+        global_attn_indexes=[0]))),
+    "apertus1p5": (WIDE, dict(image_token_id=63, audio_token_id=62, image_token_offset=20, audio_token_offset=28, vision_config=dict(
+        codebook_size=8, embed_dim=8, latent_channels=8, base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1), audio_config=dict(
+            model_type="wavtokenizer_encoder", num_filters=4, upsampling_ratios=[2, 2], num_lstm_layers=1, hidden_size=8, codebook_size=8, codebook_dim=8,
+            decoder_hidden_size=8, decoder_intermediate_size=8, decoder_num_layers=1, decoder_attention_num_groups=4))),
     "glm46v": (GLM, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "glm4v_moe": (GLM | SCORED, dict(vision_config=QWEN | dict(image_size=4), image_token_id=63)),
     "video_llama_3": (dict(model_type="qwen2"), dict(vision_config=SIGHT, image_token_id=63, video_token_id=62)),
@@ -137,7 +153,7 @@ TOWERS = {
 # Of mixers: PEFT adapts experts in tensors of several, and not those of dense layers next to them (docs/experts.md).
 LOW_RANK = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {
-    "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "axk1": ["q_a_proj", "q_b_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
+    "deepseek_v3": ["q_a_proj", "q_b_proj", *LOW_RANK], "glm4_moe_lite": ["q_a_proj", "q_b_proj", *LOW_RANK], "axk1": ["q_a_proj", "q_b_proj", *LOW_RANK], "sarvam_mla": ["q_proj", *LOW_RANK], "deepseek_v2": ["q_proj", *LOW_RANK],
     "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
     "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
@@ -146,7 +162,7 @@ TARGETS = {
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"],
 } | dict.fromkeys(["granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"sarvam_mla", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -155,7 +171,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl", "minicpmv4_6"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

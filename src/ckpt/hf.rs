@@ -258,9 +258,22 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "dim_model_base": (spec.logit_scale as f64 * spec.dim as f64).round() as usize,
         }),
         Arch::Afmoe => json!({"mup_enabled": spec.scaled_embedding}),
-        Arch::GptJ => {
+        Arch::GptJ | Arch::CodeGen => {
             let [width, _] = ["intermediate_size", "rope_theta"].map(|key| map.shift_remove(key));
             json!({"n_inner": width, "rotary_dim": spec.rotary_dim()})
+        }
+        Arch::GptBigCode => {
+            let [width, _] = ["intermediate_size", "rope_theta"].map(|key| map.shift_remove(key));
+            let (multi_query, is_scaled) = (spec.kv_heads == 1, spec.score_scale.is_none());
+            json!({"n_inner": width, "multi_query": multi_query, "scale_attn_weights": is_scaled})
+        }
+        Arch::GptNeo => {
+            ["rope_theta", "layer_types"].iter().for_each(|key| drop(map.shift_remove(*key)));
+            let kind = |i| if spec.window_of(i) > 0 { "local" } else { "global" };
+            let kinds: Vec<&str> = (0..spec.layers).map(kind).collect();
+            // Without such layers, any.
+            let window = if spec.window > 0 { spec.window } else { spec.max_len };
+            json!({"attention_types": [[kinds, 1]], "sliding_window": window})
         }
         Arch::Glm4Moe => json!({"use_qk_norm": spec.qk_norm}),
         Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),

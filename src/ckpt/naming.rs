@@ -19,7 +19,11 @@ pub enum Naming {
 }
 
 /// The names of modules with a vision tower, for messages.
-const VISUAL: [&str; 12] = [
+const VISUAL: [&str; 16] = [
+    "high_res_vision",
+    "merger.",
+    "vision_tokenizer.",
+    "audio_tokenizer.",
     "aligner.",
     "image_tower.",
     "video_tower.",

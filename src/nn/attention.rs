@@ -59,8 +59,8 @@ pub enum QkvOrder {
     Same,
     /// They are each head's queries and then the gate of its outputs.
     Gated,
-    /// They go by key/value heads: the queries that share one, its key and its value.
-    ByHeads,
+    /// They go by blocks of heads, or by key/value heads: the queries of one, its keys and its values, or these first.
+    ByBlocks { blocks: usize, values_first: bool },
 }
 
 /// Transformation of queries and keys before attention.
@@ -260,15 +260,16 @@ impl AttentionBranch {
                 }
                 copy(n * heads, width, (both, width, 2 * width), (gate, 0, width))
             }
-            QkvOrder::ByHeads => {
-                let group = heads / kv_heads;
-                for head in 0..kv_heads {
+            QkvOrder::ByBlocks { blocks, values_first } => {
+                let (queries, pairs) = (heads / blocks, kv_heads / blocks);
+                let [keys, values] = [usize::from(values_first), usize::from(!values_first)];
+                for block in 0..blocks {
                     // In heads: how many, the first one of the projection, and that of attention's rows.
-                    let first = head * (group + 2);
+                    let first = block * (queries + 2 * pairs);
                     let parts = [
-                        (group, first, head * group),
-                        (1, first + group, heads + head),
-                        (1, first + group + 1, heads + kv_heads + head),
+                        (queries, first, block * queries),
+                        (pairs, first + queries + keys * pairs, heads + block * pairs),
+                        (pairs, first + queries + values * pairs, heads + kv_heads + block * pairs),
                     ];
                     for (many, from, to) in parts {
                         copy(n, many * width, (both, from * width, row), (qkv, to * width, row))?;

@@ -159,6 +159,12 @@ pub enum Arch {
     HyV3,
     /// DeepSeek V3 with a norm after the experts.
     Axk1,
+    /// GPT-J with one matrix for queries, keys and values.
+    CodeGen,
+    /// GPT-2 whose queries share a key and a value, with matrices that are not transposed.
+    GptBigCode,
+    /// GPT-2 with a sliding window in every other layer, scores that are not scaled, and matrices as in GPT-J.
+    GptNeo,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -350,7 +356,7 @@ pub struct Spec {
     pub global_heads: Option<HeadSizes>,
     /// Hidden width of the feed-forward layer.
     pub ff: usize,
-    /// Longest sequence: rows of the position table (gpt) or the rotation tables.
+    /// Longest sequence: rows of the table of learned positions, or of the rotation tables.
     pub max_len: usize,
     pub norm_eps: f32,
     /// Whether the head and the token embedding are one tensor.
@@ -361,7 +367,7 @@ pub struct Spec {
     pub dropout: f32,
 
     pub activation: Activation,
-    /// Rotary positions; none if positions are learned (gpt).
+    /// Rotary positions; none if positions are learned.
     pub rope: Option<Rotary>,
     /// Rotary positions of layers with a sliding window, if they differ.
     pub local_rope: Option<Rotary>,
@@ -451,6 +457,8 @@ pub struct Spec {
     pub fused_qkv: bool,
     /// It goes by key/value heads: the queries that share one, its key and its value.
     pub qkv_by_heads: bool,
+    /// Or by so many blocks: of each, the queries, the values and the keys.
+    pub qkv_blocks: Option<usize>,
     /// Gate and up come from one matrix.
     pub fused_gate_up: bool,
     /// Multiply token embeddings by the square root of `dim`.
@@ -528,6 +536,7 @@ impl Default for Spec {
             sinks: false,
             fused_qkv: false,
             qkv_by_heads: false,
+            qkv_blocks: None,
             fused_gate_up: false,
             scaled_embedding: false,
             embed_norm: false,

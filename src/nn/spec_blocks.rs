@@ -99,7 +99,7 @@ impl Spec {
     }
     /// Whether block `i` has rotary positions.
     pub fn is_rotated(&self, i: usize) -> bool {
-        self.rotated.get(i) != Some(&false)
+        self.rope.is_some() && self.rotated.get(i) != Some(&false)
     }
     /// Whether norms are LayerNorms, with two statistics.
     pub fn has_layer_norm(&self) -> bool {

@@ -39,13 +39,19 @@ impl Spec {
                 self.dim, self.heads, self.kv_heads, self.head_dim
             )));
         }
-        if gpt != self.rope.is_none() || gpt && self.gated() {
+        if gpt && (self.rope.is_some() || self.gated()) {
             return Err(Error::input(format!(
-                "arch {} with rotary positions {} and {:?}: gpt has learned positions and GELU, the others have rotary \
-                 positions",
-                self.arch.name(),
+                "arch gpt with rotary positions {} and {:?}: it has learned positions and GELU",
                 self.rope.is_some(),
                 self.activation
+            )));
+        }
+        if let Some(blocks) = self.qkv_blocks.filter(|blocks| !self.heads.is_multiple_of(*blocks)) {
+            return Err(Error::input(format!(
+                "num_heads {} is not a multiple of {blocks}: the matrix of queries, keys and values of {} has {blocks} \
+                 blocks of whole heads",
+                self.heads,
+                self.arch.name()
             )));
         }
         for head_dim in self.kinds_of_heads().map(|sizes| sizes.head_dim).filter(|_| self.rope.is_some()) {

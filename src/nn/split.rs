@@ -269,6 +269,13 @@ impl Split {
                     spec.arch.name()
                 )));
             }
+            if let Some(blocks) = spec.qkv_blocks.filter(|blocks| blocks % of > 0) {
+                return Err(Error::input(format!(
+                    "tp-size {of}: queries, keys and values of {} are one matrix of {blocks} blocks, of which every tp rank \
+                     has an equal share; choose a tp-size that divides {blocks}",
+                    spec.arch.name()
+                )));
+            }
             if !kv.is_multiple_of(of) && !of.is_multiple_of(kv) {
                 return Err(Error::input(format!(
                     "num_kv_heads {kv} and tp-size {of}: neither divides the other, so a rank's heads would need parts of \
@@ -321,12 +328,16 @@ impl Split {
                 cuts.embedding, cuts.head
             )));
         }
-        if self.sequence_parallel && spec.layer_inputs > 0 {
-            return Err(Error::input(format!(
-                "sequence-parallel: the layers of {} have inputs besides the residual stream, which are not cut along the \
-                 tokens yet; use `sequence_parallel: false`",
-                spec.arch.name()
-            )));
+        for (has, what) in [
+            (spec.layer_inputs > 0, "the layers of {} have inputs besides the residual stream, which are"),
+            (spec.rope.is_none(), "learned positions of {} are"),
+        ] {
+            if self.sequence_parallel && has {
+                let what = what.replace("{}", spec.arch.name());
+                return Err(Error::input(format!(
+                    "sequence-parallel: {what} not cut along the tokens yet; use `sequence_parallel: false`"
+                )));
+            }
         }
         if self.sequence_parallel && !(cuts.attention && cuts.mlp && cuts.head) {
             return Err(Error::input(format!(

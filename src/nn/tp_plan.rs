@@ -53,6 +53,7 @@ pub struct Meaning {
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 const AFMOE: [&str; 4] = [ATTENTION[0], ATTENTION[1], ATTENTION[2], "self_attn.gate_proj"];
+const GPT_NEO: [&str; 3] = ["attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"];
 const GPT_J: [&str; 3] = ["attn.q_proj", "attn.k_proj", "attn.v_proj"];
 const NEMOTRON_H: [&str; 3] = ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"];
 /// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
@@ -65,13 +66,14 @@ const PACKED: &str = "packed_colwise";
 /// The modules at the beginning of a branch.
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
-        Arch::Phi3 | Arch::GptNeoX | Arch::Falcon => vec![arch.family().modules.qkv],
+        Arch::Phi3 | Arch::GptNeoX | Arch::Falcon | Arch::CodeGen | Arch::GptBigCode => vec![arch.family().modules.qkv],
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Axk1 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => {
             LATENT.to_vec()
         }
         Arch::NemotronH => NEMOTRON_H.to_vec(),
         Arch::Afmoe => AFMOE.to_vec(),
         Arch::GptJ => GPT_J.to_vec(),
+        Arch::GptNeo => GPT_NEO.to_vec(),
         _ => ATTENTION.to_vec(),
     }
 }
@@ -87,6 +89,9 @@ fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
         | Arch::NanoChat
         | Arch::Phi
         | Arch::GptJ
+        | Arch::CodeGen
+        | Arch::GptBigCode
+        | Arch::GptNeo
         | Arch::Falcon
         | Arch::GptNeoX => {
             vec![arch.family().modules.mlp[0]]

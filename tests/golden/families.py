@@ -56,6 +56,7 @@ NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3,
             linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5,
             rope_parameters=rope("default", partial_rotary_factor=0.5))
 
+BIG_CODE = dict(vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=4, n_inner=22, n_positions=32, bos_token_id=None, eos_token_id=None)
 MAMBA = dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, mamba_n_groups=2, mamba_d_state=6, mamba_d_conv=4, mamba_chunk_size=16,
              rope_parameters=rope("default"), shared_intermediate_size=26, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5,
              logits_scaling=4.0)
@@ -195,6 +196,17 @@ CASES = {
                         dict(use_parallel_residual=True)),
     "gptj": ("gptj", dict(vocab_size=VOCAB, n_embd=40, n_layer=2, n_head=4, n_inner=22, n_positions=32, rotary_dim=4, bos_token_id=None, eos_token_id=None),
              dict(rotary_dim=8)),
+    # One matrix by four blocks: queries, values and keys of each.
+    "codegen": ("codegen", dict(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=8, n_inner=22, n_positions=32, rotary_dim=2, bos_token_id=None, eos_token_id=None),
+                dict(rotary_dim=4)),
+    # Learned positions; queries that share a key and a value, or not.
+    "gpt_bigcode": ("gpt_bigcode", BIG_CODE, dict(scale_attn_weights=False)),
+    "gpt_bigcode_heads": ("gpt_bigcode", dict(**BIG_CODE, multi_query=False, scale_attn_weights=False, tie_word_embeddings=False), dict(scale_attn_weights=True)),
+    "gpt_neo": ("gpt_neo", dict(vocab_size=VOCAB, hidden_size=24, num_layers=3, num_heads=4, intermediate_size=22, max_position_embeddings=32, window_size=4,
+                                attention_types=[[["global", "local"], 1], [["local"], 1]], bos_token_id=None, eos_token_id=None), dict(window_size=32)),
+    "gemma4_unified": ("gemma4_unified_text", {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"} | dict(
+        num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"], attention_k_eq_v=True, num_global_key_value_heads=1),
+        dict(rope_parameters=GEMMA4_ROPES | dict(sliding_attention=rope("default", 50.0)))),
     "nanochat": ("nanochat", dict(hidden_size=40, rope_parameters=rope("default"), final_logit_softcapping=1.5), dict(final_logit_softcapping=15.0)),
     # Three layouts of queries, keys and values; branches with one norm, with a norm of each, and one after the other.
     "falcon": ("falcon", FALCON, dict(rope_parameters=rope("default", 1000.0))),
@@ -224,7 +236,7 @@ def runnable(config):
 
 
 def build(model_type, keys):
-    sizes = {} if model_type in ("gpt2", "gptj", "falcon") else SIZES
+    sizes = {} if model_type in ("gpt2", "gptj", "falcon", "codegen", "gpt_bigcode", "gpt_neo") else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = runnable(AutoConfig.for_model(model_type, **every))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()

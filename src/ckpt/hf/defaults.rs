@@ -147,6 +147,17 @@ impl Defaults {
                 pairs: RotaryPairs::Adjacent,
                 ..PLAIN
             },
+            Arch::CodeGen => Defaults::of(Arch::GptJ),
+            Arch::GptBigCode => Defaults {
+                tied: true,
+                qkv_bias: ALWAYS,
+                out_bias: ALWAYS,
+                pairs: RotaryPairs::Halves,
+                ..Defaults::of(Arch::GptJ)
+            },
+            Arch::GptNeo => {
+                Defaults { window: WindowKeys::Given(Some(256)), qkv_bias: None, ..Defaults::of(Arch::GptBigCode) }
+            }
             Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
             Arch::Gemma2 | Arch::VaultGemma => GEMMA,
             Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },

@@ -5,12 +5,14 @@ use std::{fs, path::Path};
 
 /// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
 /// implemented.
-const KEYS: [(&str, bool); 7] = [
+const KEYS: [(&str, bool); 9] = [
     ("attention_dropout", false),
     ("attn_pdrop", false),
     ("embd_pdrop", true),
+    ("embed_dropout", true),
     ("embedding_dropout", true),
     ("hidden_dropout", false),
+    ("resid_dropout", true),
     ("resid_pdrop", true),
     ("residual_dropout", true),
 ];

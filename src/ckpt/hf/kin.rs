@@ -1,12 +1,12 @@
 //! Model types whose configs another family's reader understands once their keys have other names. Never reads a value
 //! for what it means.
-use super::keys::object;
+use super::keys::{ConfigKeys, object};
 use super::nemotron_h;
 use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
 
-/// A model type's name for a key, and ours.
-const NAMES: [(&str, &str, &str); 20] = [
+/// Model types, their name for a key, and ours.
+const NAMES: [(&str, &str, &str); 23] = [
     ("ernie4_5_moe", "moe_k", "num_experts_per_tok"),
     ("ernie4_5_moe", "moe_num_experts", "num_experts"),
     ("ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"),
@@ -15,11 +15,14 @@ const NAMES: [(&str, &str, &str); 20] = [
     ("falcon", "activation", "hidden_act"),
     ("gpt_neox", "rotary_emb_base", "rope_theta"),
     ("gpt_neox", "rotary_pct", "partial_rotary_factor"),
-    ("gptj", "activation_function", "hidden_act"),
-    ("gptj", "n_embd", "hidden_size"),
-    ("gptj", "n_head", "num_attention_heads"),
-    ("gptj", "n_layer", "num_hidden_layers"),
-    ("gptj", "n_positions", "max_position_embeddings"),
+    ("gpt_neo", "num_heads", "num_attention_heads"),
+    ("gpt_neo", "num_layers", "num_hidden_layers"),
+    ("gpt_neo", "window_size", "sliding_window"),
+    ("codegen gpt_bigcode gpt_neo gptj", "activation_function", "hidden_act"),
+    ("codegen gpt_bigcode gptj", "n_embd", "hidden_size"),
+    ("codegen gpt_bigcode gptj", "n_head", "num_attention_heads"),
+    ("codegen gpt_bigcode gptj", "n_layer", "num_hidden_layers"),
+    ("codegen gpt_bigcode gptj", "n_positions", "max_position_embeddings"),
     ("granitemoehybrid", "layers_block_type", "layer_types"),
     ("hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"),
     ("hy_v3", "num_experts", "n_routed_experts"),
@@ -30,7 +33,7 @@ const NAMES: [(&str, &str, &str); 20] = [
 ];
 
 /// Older names of keys, which are read and not written.
-const OLDER: [(&str, &str, &str); 10] = [
+const OLDER: [(&str, &str, &str); 12] = [
     ("falcon", "n_embed", "hidden_size"),
     ("nemotron_h", "attention_head_dim", "head_dim"),
     ("nemotron_h", "layer_types", "layers_block_type"),
@@ -41,29 +44,77 @@ const OLDER: [(&str, &str, &str); 10] = [
     ("nemotron_h", "mamba_expand", "expand"),
     ("nemotron_h", "mamba_n_groups", "n_groups"),
     ("nemotron_h", "num_local_experts", "n_routed_experts"),
+    ("sarvam_mla", "num_experts", "n_routed_experts"),
+    ("sarvam_mla", "num_shared_experts", "n_shared_experts"),
 ];
 
 /// Keys of which a file may have one value for each layer.
 const EACH: [(&str, &str); 2] = [("hunyuan_v1_moe", "num_experts"), ("hunyuan_v1_moe", "num_experts_per_tok")];
 
-/// Model types that transformers loads as a Llama, with what is absent in their files.
-fn llama(model_type: &str) -> Option<Map<String, Value>> {
-    let (kv_heads, head_dim) = match model_type {
-        "internlm3" => (2, 128),
-        "iquestcoder" => (8, 128),
+/// The family that computes the same as a model type, with what is absent in its files.
+fn kin(model_type: &str) -> Option<(&'static str, Map<String, Value>)> {
+    let llama = |kv_heads: usize, head_dim: usize| {
+        ("llama", json!({"num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-5}))
+    };
+    let (family, absent) = match model_type {
+        "internlm3" => llama(2, 128),
+        "iquestcoder" => llama(8, 128),
+        "apertus1p5_text" => ("apertus", json!({})),
+        "gemma4_unified_text" => ("gemma4_text", json!({"sliding_window": 1024})),
+        "sarvam_mla" => (
+            "deepseek_v3",
+            json!({"q_lora_rank": null, "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "first_k_dense_replace": 1}),
+        ),
         _ => return None,
     };
-    Some(object(json!({"num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-5})))
+    Some((family, object(absent)))
 }
 
-/// The model types of [`llama`], for messages.
-pub const LLAMAS: &str = "internlm3, iquestcoder";
+/// The model types of [`kin`], for messages.
+pub const TYPES: &str = "internlm3, iquestcoder, apertus1p5_text, gemma4_unified_text, sarvam_mla";
+
+/// What a model type has in other ways than its family.
+fn differs(map: &mut Map<String, Value>, model_type: &str) -> Result<()> {
+    match model_type {
+        // One key decides about both kinds of biases.
+        "internlm3" => {
+            let flags = ["attention_bias", "mlp_bias"].map(|key| map.get(key) == Some(&json!(true)));
+            if flags[0] != flags[1] {
+                return Err(Error::input("qkv_bias and bias differ, which transformers does not support"));
+            }
+        }
+        // A head of fewer tokens than there are embeddings.
+        "apertus1p5_text" => {
+            let all = map.get("vocab_size").cloned().unwrap_or_default();
+            ConfigKeys::new(map, "").only("output_vocab_size", &[all])?;
+            map.shift_remove("output_vocab_size");
+        }
+        // Its class has neither inputs of layers nor experts, whatever the file says.
+        "gemma4_unified_text" => {
+            map.insert("hidden_size_per_layer_input".into(), json!(0));
+            map.shift_remove("enable_moe_block");
+        }
+        // The published files' name of YaRN.
+        "sarvam_mla" => {
+            let scaling = map.get_mut("rope_scaling").and_then(Value::as_object_mut);
+            for (_, kind) in scaling.into_iter().flatten().filter(|(_, kind)| *kind == "deepseek_yarn") {
+                *kind = json!("yarn");
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn is_of(types: &str, model_type: &str) -> bool {
+    types.split(' ').any(|of| of == model_type)
+}
 
 /// The config in the terms of its family here.
 pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
     let (mut map, model_type) = (map.clone(), map.get("model_type").and_then(Value::as_str).unwrap_or_default());
     let model_type = model_type.to_string();
-    for (_, theirs, ours) in NAMES.iter().chain(&OLDER).filter(|(of, ..)| *of == model_type) {
+    for (_, theirs, ours) in NAMES.iter().chain(&OLDER).filter(|(of, ..)| is_of(of, &model_type)) {
         let Some(value) = map.shift_remove(*theirs) else { continue };
         if map.get(*ours).is_some_and(|other| *other != value) {
             return Err(Error::input(format!("{theirs} and {ours} mean the same and differ: remove one")));
@@ -81,22 +132,18 @@ pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
     if model_type == "nemotron_h" {
         nemotron_h::list_layers(&mut map)?;
     }
-    if let Some(mut defaults) = llama(&model_type) {
-        defaults.append(&mut map);
-        defaults.insert("model_type".into(), json!("llama"));
-        // One key decides about both kinds of biases.
-        let flags = ["attention_bias", "mlp_bias"].map(|key| defaults.get(key) == Some(&json!(true)));
-        if model_type == "internlm3" && flags[0] != flags[1] {
-            return Err(Error::input("qkv_bias and bias differ, which transformers does not support"));
-        }
-        return Ok(defaults);
+    if let Some((family, mut all)) = kin(&model_type) {
+        all.append(&mut map);
+        all.insert("model_type".into(), json!(family));
+        differs(&mut all, &model_type)?;
+        return Ok(all);
     }
     Ok(map)
 }
 
 /// The keys of a written config under the names of its model type.
 pub fn named(mut map: Map<String, Value>, model_type: &str) -> Map<String, Value> {
-    for (_, theirs, ours) in NAMES.iter().filter(|(of, ..)| *of == model_type) {
+    for (_, theirs, ours) in NAMES.iter().filter(|(of, ..)| is_of(of, model_type)) {
         if let Some(value) = map.shift_remove(*ours) {
             map.insert((*theirs).into(), value);
         }
@@ -107,8 +154,9 @@ pub fn named(mut map: Map<String, Value>, model_type: &str) -> Map<String, Value
 #[cfg(test)]
 mod tests {
     use super::super::parse;
+    use super::{TYPES, kin};
     use crate::base::Result;
-    use crate::nn::{Arch, Spec};
+    use crate::nn::{Arch, Scaling, Spec};
     use serde_json::{Value, json};
 
     fn read(more: Value) -> Result<Spec> {
@@ -124,6 +172,17 @@ mod tests {
             read(json!({"model_type": "internlm3", "qkv_bias": true, "bias": true, "head_dim": null})).unwrap();
         assert_eq!(internlm.arch, Arch::Llama);
         assert!(internlm.qkv_bias && internlm.mlp_bias && internlm.kv_heads == 2);
+        let sarvam =
+            read(json!({"model_type": "sarvam_mla", "num_experts": 8, "num_shared_experts": 2, "rope_scaling": {
+            "type": "deepseek_yarn", "factor": 4.0, "original_max_position_embeddings": 32}}))
+            .unwrap();
+        let experts = sarvam.experts.unwrap();
+        assert_eq!((sarvam.arch, sarvam.latent.unwrap().q_rank, experts.count), (Arch::DeepseekV3, 0, 8));
+        assert_eq!((experts.shared_ff, experts.rule.unwrap().groups, experts.dense), (2 * experts.ff, 1, vec![0]));
+        assert!(matches!(sarvam.rope.unwrap().scaling, Scaling::Yarn { .. }));
+        let unified = read(json!({"model_type": "gemma4_unified_text", "num_key_value_heads": 2})).unwrap();
+        assert_eq!((unified.arch, unified.layer_inputs, unified.window), (Arch::Gemma4, 0, 1024));
+        TYPES.split(", ").for_each(|name| assert!(kin(name).is_some(), "{name}"));
         let hunyuan = |more: Value| {
             let mut all = json!({"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2, 2]});
             all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -148,6 +207,7 @@ mod tests {
         };
         for (spec, said) in [
             (read(json!({"model_type": "internlm3", "bias": true})), "qkv_bias and bias differ"),
+            (read(json!({"model_type": "apertus1p5_text", "output_vocab_size": 60})), "output_vocab_size is 60"),
             (hunyuan(json!({"moe_topk": [1, 2]})), "values that differ among layers"),
             (hunyuan(json!({"num_experts_per_tok": 3})), "moe_topk and num_experts_per_tok mean the same"),
             (changed("layer_types", json!(["attention", "mamba2"])), "layer_types has \"mamba2\""),
@@ -158,6 +218,9 @@ mod tests {
             (read(json!({"model_type": "falcon", "alibi": true})), "alibi is true"),
             (read(json!({"model_type": "falcon", "multi_query": false, "num_kv_heads": 2})), "num_kv_heads is 2"),
             (read(json!({"model_type": "falcon", "num_ln_in_parallel_attn": 2})), "num_ln_in_parallel_attn is 2"),
+            (read(json!({"model_type": "codegen"})), "num_heads 6 is not a multiple of 4"),
+            (read(json!({"model_type": "gpt_neo", "attention_types": [[["global", "far"], 1]]})), "attention_types is"),
+            (read(json!({"model_type": "gpt_bigcode", "add_cross_attention": true})), "add_cross_attention is true"),
             (read(json!({"model_type": "axk1", "moe_layer_freq": 2})), "moe_layer_freq is 2"),
             (read(json!({"model_type": "hy_v3", "mlp_bias": true})), "mlp_bias is true"),
             (read(json!({"model_type": "bamba", "partial_rotary_factor": 1.0})), "partial_rotary_factor is 1.0"),

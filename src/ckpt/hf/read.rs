@@ -8,7 +8,7 @@ use super::granite;
 use super::keys::ConfigKeys;
 use super::kin;
 use super::lfm2;
-use super::lists::listed;
+use super::lists::{self, listed};
 use super::nemotron_h;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
@@ -51,7 +51,7 @@ fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String
     let score = has_score(&keys)?;
     let families = || {
         let names: Vec<&str> = Arch::all().map(|family| family.model_type).collect();
-        format!("supported: {}, {}, and the text models of {}", names.join(", "), kin::LLAMAS, tower::names())
+        format!("supported: {}, {}, and the text models of {}", names.join(", "), kin::TYPES, tower::names())
     };
     let Some(model_type) = keys.text("model_type")? else {
         return Err(Error::input(format!("model_type is missing; {}", families())));
@@ -96,7 +96,12 @@ pub(super) fn activation_key(arch: Arch, activation: Activation) -> (&'static st
 /// Whether all heads have equal shares of the model's width, and keys and values of their own: the class has no keys
 /// that say otherwise.
 pub(super) fn has_equal_heads(arch: Arch) -> bool {
-    matches!(arch, Arch::GptNeoX | Arch::GptJ | Arch::Falcon)
+    matches!(arch, Arch::GptNeoX | Arch::GptJ | Arch::Falcon | Arch::CodeGen) || has_learned_positions(arch)
+}
+
+/// Whether positions are learned; the matrices are as in other families, which GPT-2's are not.
+pub(super) fn has_learned_positions(arch: Arch) -> bool {
+    matches!(arch, Arch::GptBigCode | Arch::GptNeo)
 }
 
 /// Gemma's activation, and what else is only in its files.
@@ -162,7 +167,13 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     };
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
-    let (rope, local_rope, part) = rotaries(keys, arch, (max_len, latent.map_or(head_dim, |latent| latent.rope)))?;
+    let (rope, local_rope, part) = match has_learned_positions(arch) {
+        true => (None, None, 1.0),
+        false => {
+            let (rope, local, part) = rotaries(keys, arch, (max_len, latent.map_or(head_dim, |latent| latent.rope)))?;
+            (Some(rope), local, part)
+        }
+    };
     let ff = match arch {
         // All of its layers have experts.
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
@@ -174,7 +185,8 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             width.or(keys.size("moe_intermediate_size", "ff_hidden_dim")?).unwrap_or(1280)
         }
         Arch::Falcon => keys.size("ffn_hidden_size", "ff_hidden_dim")?.unwrap_or(4 * dim),
-        Arch::GptJ => keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
+        Arch::GptJ | Arch::CodeGen | Arch::GptBigCode => keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
+        Arch::GptNeo => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(4 * dim),
         _ => size("intermediate_size", "ff_hidden_dim")?,
     };
     let spec = Spec {
@@ -195,7 +207,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         norm_eps: if of.eps.0.is_empty() { None } else { keys.fraction(of.eps.0)? }.unwrap_or(of.eps.1) as f32,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(of.tied),
         activation,
-        rope: Some(rope),
+        rope,
         query_growth: if arch == Arch::Ministral3 { Some(query_growth(keys)?) } else { None },
         local_rope: local_rope.filter(|_| !windowed.is_empty()),
         rotary_dim: latent.map(|latent| latent.rope).or((part != 1.0).then_some((head_dim as f64 * part) as usize)),
@@ -320,9 +332,28 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             let spec = Spec { qk_norm: true, post_norms: true, output_gate: true, gate_apart: true, ..spec };
             Spec { scaled_embedding, rotated, ..spec }
         }
-        Arch::GptJ => {
+        Arch::GptJ | Arch::CodeGen => {
             let rotary_dim = keys.or("rotary_dim", 64, |keys, key| keys.size(key, "head_dim"))?;
+            let fused = spec.arch == Arch::CodeGen;
+            if fused {
+                keys.known(["n_ctx"]); // the class does not read it
+            }
+            // The ranks that CodeGen was pretrained on.
+            let spec = Spec { fused_qkv: fused, qkv_by_heads: fused, qkv_blocks: fused.then_some(4), ..spec };
             Spec { parallel: true, layer_norm: true, norm_bias: true, head_bias: true, rotary_dim, ..spec }
+        }
+        Arch::GptBigCode => {
+            keys.only("add_cross_attention", &[json!(false)])?;
+            // Scores are in f32.
+            keys.known(["attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"]);
+            let is_scaled = keys.flag("scale_attn_weights")?.unwrap_or(true);
+            let kv_heads = if keys.flag("multi_query")?.unwrap_or(true) { 1 } else { spec.heads };
+            let spec = Spec { kv_heads, score_scale: (!is_scaled).then_some(1.0), ..spec };
+            Spec { layer_norm: true, norm_bias: true, fused_qkv: true, qkv_by_heads: true, ..spec }
+        }
+        Arch::GptNeo => {
+            keys.known(["classifier_dropout"]); // of another class
+            Spec { layer_norm: true, norm_bias: true, score_scale: Some(1.0), ..spec }
         }
         Arch::FlexOlmo | Arch::Olmo2 | Arch::Olmo3 => {
             Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec }
@@ -476,7 +507,8 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba) {
         return Ok((0, Vec::new()));
     }
-    let mut windowed = match layer_types(keys, layers)? {
+    let listed = if arch == Arch::GptNeo { Some(lists::repeated(keys, layers)?) } else { layer_types(keys, layers)? };
+    let mut windowed = match listed {
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
         }

@@ -234,7 +234,10 @@ fn sized(arch: Arch) -> Spec {
             ..scored
         },
         Arch::Glm4Moe | Arch::Dots1 | Arch::HyV3 => scored,
-        Arch::GptNeoX | Arch::GptJ | Arch::Falcon => Spec { kv_heads: llama().heads, head_dim: 8, ..llama() },
+        Arch::GptBigCode | Arch::GptNeo => Spec { kv_heads: llama().heads, head_dim: 8, rope: None, ..llama() },
+        Arch::GptNeoX | Arch::GptJ | Arch::CodeGen | Arch::Falcon => {
+            Spec { kv_heads: llama().heads, head_dim: 8, ..llama() }
+        }
         Arch::Bamba => {
             let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
             let shape = DeltaShape { key_heads: 1, value_heads: 4, key_dim: 8, value_dim: 2 * llama().dim / 4, rule };

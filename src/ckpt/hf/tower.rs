@@ -25,11 +25,14 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 36] = [
+const CLASSES: [TowerClass; 41] = [
+    TowerClass { model_type: "apertus1p5", texts: &[("apertus1p5_text", "apertus1p5_text")] },
     TowerClass { model_type: "deepseek_vl", texts: &[("llama", "llama")] },
+    TowerClass { model_type: "deepseek_vl_hybrid", texts: &[("llama", "llama")] },
     TowerClass { model_type: "exaone4_5", texts: &[("exaone4", "exaone4")] },
     TowerClass { model_type: "gemma3", texts: &[("gemma3_text", "gemma3_text")] },
     TowerClass { model_type: "gemma4", texts: &[("gemma4_text", "gemma4_text")] },
+    TowerClass { model_type: "gemma4_unified", texts: &[("gemma4_unified_text", "gemma4_unified_text")] },
     TowerClass { model_type: "glm46v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v", texts: &[("glm4v_text", "glm4")] },
     TowerClass { model_type: "glm4v_moe", texts: &[("glm4v_moe_text", "glm4_moe")] },
@@ -47,7 +50,9 @@ const CLASSES: [TowerClass; 36] = [
     TowerClass { model_type: "llava_next", texts: &LLAVA },
     TowerClass { model_type: "llava_next_video", texts: &LLAVA },
     TowerClass { model_type: "llava_onevision", texts: &QWENS },
+    TowerClass { model_type: "minicpm_ocr", texts: &[("qwen3_5_text", "qwen3_5_text")] },
     TowerClass { model_type: "minicpmv4_6", texts: &[("qwen3_5_text", "qwen3_5_text")] },
+    TowerClass { model_type: "minicpmv4_7", texts: &[("qwen3_5_text", "qwen3_5_text")] },
     TowerClass { model_type: "mistral3", texts: &[("mistral", "mistral"), ("ministral3", "ministral3")] },
     TowerClass { model_type: "ovis2", texts: &[("qwen2", "qwen2")] },
     TowerClass { model_type: "paddleocr_vl", texts: &[("paddleocr_vl_text", "llama")] },
@@ -65,11 +70,12 @@ const CLASSES: [TowerClass; 36] = [
 ];
 
 /// Keys of these classes that do not affect text.
-const VISUAL: [&str; 51] = [
+const VISUAL: [&str; 59] = [
     "adapter_layer_norm_eps",
     "alignment_intermediate_size",
     "audio_config",
     "audio_token_id",
+    "audio_token_offset",
     "boa_token_id",
     "eoa_token_id",
     "eoa_token_index",
@@ -81,17 +87,22 @@ const VISUAL: [&str; 51] = [
     "drop_vision_last_layer",
     "eoi_token_id",
     "eoi_token_index",
+    "high_res_vision_config",
+    "image_end_id",
     "image_end_token_id",
     "image_grid_pinpoints",
     "image_seq_length",
     "image_size",
+    "image_start_id",
     "image_start_token_id",
     "image_token_id",
     "image_token_index",
+    "image_token_offset",
     "insert_layer_id",
     "merge_kernel_size",
     "merger_times",
     "mm_tokens_per_image",
+    "newline_id",
     "patch_size",
     "multimodal_projector_bias",
     "perceiver_config",
@@ -101,6 +112,8 @@ const VISUAL: [&str; 51] = [
     "projector_layernorm_eps",
     "projector_use_layernorm",
     "scale_factor",
+    "slice_end_id",
+    "slice_start_id",
     "spatial_merge_size",
     "video_seq_length",
     "video_token_index",
@@ -236,7 +249,7 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
         all.shift_remove("use_bias");
     }
     let mut inert = inert;
-    if ["qwen", "glm", "paddleocr", "minicpmv"].iter().any(|family| class.model_type.starts_with(family)) {
+    if ["qwen", "glm", "paddleocr", "minicpm"].iter().any(|family| class.model_type.starts_with(family)) {
         text_rope(&mut all);
     }
     if class.model_type.starts_with("qwen3_vl") {
@@ -306,6 +319,7 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
     };
     match model_type {
         "gemma4_text" => sizes([262_144, 2304, 9216, 30, 8, 131_072]),
+        "gemma4_unified_text" => sizes([262_144, 2304, 9216, 30, 8, 262_144]),
         "gemma3_text" => sizes([262_208, 2304, 9216, 26, 8, 131_072]),
         "mistral" => sizes([32_000, 4096, 14_336, 32, 32, 131_072]),
         "ministral3" => with(

@@ -34,6 +34,10 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         over,
     };
     let tokens = table(&mut names, modules.embedding, split.part(split.cuts.embedding));
+    let positions = spec
+        .rope
+        .is_none()
+        .then(|| (names.push(modules.positions, WEIGHT, &[spec.max_len, dim], Tp::Same, Init::NORMAL), spec.max_len));
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let (width, words) = (spec.layer_inputs, spec.layer_words);
         let all = spec.layers * width;
@@ -66,7 +70,7 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
     let root = Root {
         tokens,
         per_layer,
-        positions: None,
+        positions,
         embed_scale,
         embed_norm: spec.embed_norm.then_some(Norm::Bare { eps: spec.norm_eps, rms: true }),
         norm,
@@ -202,7 +206,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         bias: (!biases.is_empty()).then_some(RowBias(biases)),
         order: match (spec.output_gate && !spec.gate_apart, goes_by_heads) {
             (true, _) => QkvOrder::Gated,
-            (_, true) => QkvOrder::ByHeads,
+            (_, true) => QkvOrder::ByBlocks {
+                blocks: spec.qkv_blocks.map_or(kv_heads, |blocks| blocks / by_heads.of),
+                values_first: spec.qkv_blocks.is_some(),
+            },
             _ => QkvOrder::Same,
         },
         gate,

@@ -23,8 +23,9 @@ pub struct ModuleNames {
     pub layers: &'static str,
     /// Attention.
     pub attention: &'static str,
-    /// The table of token embeddings.
+    /// The table of token embeddings, and that of learned positions.
     pub embedding: &'static str,
+    pub positions: &'static str,
     /// Norms of the attention branch: of its input and of its output.
     pub attention_norms: [&'static str; 2],
     /// Those of the feed-forward branch.
@@ -98,6 +99,7 @@ const LLAMA: ModuleNames = ModuleNames {
     layers: "layers",
     attention: "self_attn",
     embedding: "embed_tokens",
+    positions: "wpe",
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     own_norms: ["input_layernorm", "post_attention_layernorm"],
@@ -218,6 +220,16 @@ const GPT_J: ModuleNames = ModuleNames {
     last_norm: "ln_f",
     ..LLAMA
 };
+const CODEGEN: ModuleNames = ModuleNames { qkv: "attn.qkv_proj", ..GPT_J };
+const GPT_BIG_CODE: ModuleNames = ModuleNames {
+    mlp_norms: ["ln_2", ""],
+    qkv: "attn.c_attn",
+    attention_out: "attn.c_proj",
+    mlp: ["mlp.c_fc", "mlp.c_proj"],
+    ..GPT_J
+};
+const GPT_NEO: ModuleNames =
+    ModuleNames { attention: "attn.attention", attention_out: "attn.attention.out_proj", ..GPT_BIG_CODE };
 const NANOCHAT: ModuleNames = ModuleNames { mlp: PHI.mlp, ..LLAMA };
 const BAMBA: ModuleNames = ModuleNames {
     mlp_norms: ["pre_ff_layernorm", ""],
@@ -359,6 +371,9 @@ families! {
     GraniteMoeSwa "granitemoe_swa" "granitemoe_swa" "GraniteMoeSWAForCausalLM" None, GRANITE_MOE_SWA;
     HyV3 "hy_v3" "hy_v3" "HYV3ForCausalLM" None, HY_V3;
     Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
+    CodeGen "codegen" "codegen" "CodeGenForCausalLM" None, CODEGEN;
+    GptBigCode "gpt_bigcode" "gpt_bigcode" "GPTBigCodeForCausalLM" Some("GPTBigCodeForSequenceClassification"), GPT_BIG_CODE;
+    GptNeo "gpt_neo" "gpt_neo" "GPTNeoForCausalLM" Some("GPTNeoForSequenceClassification"), GPT_NEO;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
 }
 
