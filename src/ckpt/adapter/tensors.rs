@@ -7,7 +7,7 @@ use super::super::naming::{Naming, is_visual};
 use super::super::source::{HEAD, OpenedFiles, TABLES, TensorSource};
 use super::config::{AdapterConfig, MERGE, WEIGHTS, read};
 use crate::base::{Error, Result};
-use crate::nn::{Layout, SCORE, Spec};
+use crate::nn::{Arch, Layout, SCORE, Spec};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl AdapterTensors {
         // PEFT saves a module that was trained whole on a grown vocabulary under three names.
         let (mut twins, unused) = (Vec::new(), |tensor: &FileTensor| tensor.name.contains(".original_module."));
         for tensor in tensors.into_values().filter(|tensor| !unused(tensor)) {
-            twins.extend(this.place(tensor, &config)?);
+            twins.extend(this.place(tensor, &config, spec.arch)?);
         }
         for (name, twin) in twins {
             let whole = this.changes.get(&name).and_then(|change| change.whole.as_ref());
@@ -104,7 +104,12 @@ impl AdapterTensors {
     }
 
     /// Finds the tensor's place by its name. Returns what was there: another one for the whole tensor of this name.
-    fn place(&mut self, tensor: FileTensor, config: &AdapterConfig) -> Result<Option<(String, FileTensor)>> {
+    fn place(
+        &mut self,
+        tensor: FileTensor,
+        config: &AdapterConfig,
+        arch: Arch,
+    ) -> Result<Option<(String, FileTensor)>> {
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             let what = format!("tensor {} is {:?}; supported: F32, BF16, F16", tensor.name, tensor.dtype);
             return Err(self.error(what));
@@ -137,7 +142,7 @@ impl AdapterTensors {
             Some((kind, module, of)) => {
                 let parts = self.changes.entry(format!("{module}{of}")).or_default().added.get_or_insert_default();
                 let last = module.rsplit('.').next().unwrap_or_default();
-                let conv1d = module.starts_with("transformer.") && ["c_attn", "c_proj", "c_fc"].contains(&last);
+                let conv1d = arch == Arch::Gpt && ["c_attn", "c_proj", "c_fc"].contains(&last);
                 parts.transposed |= [3, 4].contains(&kind) || conv1d && kind != 2;
                 parts.bias = kind == 2;
                 parts.scale = config.of(module).1;
