@@ -72,6 +72,9 @@ pub fn reading_order(folder: &str, files: &[String], card: &str) -> Result<Vec<S
     Ok([train, others].concat())
 }
 
+/// The card of a directory of links, which hides none of the repository.
+pub const VIEW_CARD: &str = ".card.md";
+
 /// The card of a folder that holds these files, which are read in this order.
 pub(super) fn card_of(files: &[String]) -> String {
     let literal = |path: &String| path.replace('[', "[[]").replace('*', "[*]").replace('?', "[?]");

@@ -55,10 +55,9 @@ mod absent;
 #[cfg(not(feature = "hub"))]
 pub use absent::NoHub as HubReader;
 
-pub use dataset::{reading_order, split_files};
+pub use dataset::{VIEW_CARD, reading_order, split_files};
 pub use name::{HubKind, HubName};
 pub use options::{HubOptions, HubToken};
-pub use repositories::VIEW_CARD;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -298,7 +298,7 @@ impl HubReader {
             files.iter().map(|file| (dir.join(file), listing.cache.file(&listing.commit, file))).collect();
         let card = dataset::card_of(files);
         let same = links.iter().all(|(at, to)| fs::read_link(at).is_ok_and(|there| there == *to))
-            && open::read(&dir.join(VIEW_CARD)).is_ok_and(|there| there == card.as_bytes());
+            && open::read(&dir.join(dataset::VIEW_CARD)).is_ok_and(|there| there == card.as_bytes());
         if same && links_below(&dir) == files.len() {
             return Ok(dir);
         }
@@ -309,7 +309,7 @@ impl HubReader {
                 at.parent().map_or(Ok(()), fs::create_dir_all)?;
                 symlink(to, &at)?;
             }
-            fs::write(made.join(VIEW_CARD), &card)?;
+            fs::write(made.join(dataset::VIEW_CARD), &card)?;
             if dir.exists() {
                 fs::remove_dir_all(&dir)?;
             }
@@ -325,9 +325,6 @@ impl HubReader {
         }
     }
 }
-
-/// The card of a directory of links, which hides none of the repository.
-pub const VIEW_CARD: &str = ".card.md";
 
 fn links_below(dir: &Path) -> usize {
     let below = |path: PathBuf| if path.is_symlink() { 1 } else { links_below(&path) };
