@@ -92,7 +92,7 @@ impl Corpus {
         let (mut files, mut dangling) = (Vec::new(), Vec::new());
         for path in paths {
             let meta = fs::metadata(path).map_err(|e| missing(path, e))?;
-            let path = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
+            let path = splits::absolute(path)?;
             if meta.is_dir() {
                 walk(&path, &mut files, &mut dangling)?;
             } else if meta.is_file() {
@@ -110,7 +110,7 @@ impl Corpus {
         let (doubt, mut unread) = decide(&mut files)?;
         if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
             for path in paths.iter().filter(|path| path.is_dir()) {
-                let root = std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))?;
+                let root = splits::absolute(path)?;
                 let inside = |file: &CorpusFile| !file.named && file.path.starts_with(&root);
                 let at = files.iter().position(inside).unwrap_or(0);
                 let (here, mut others): (Vec<_>, Vec<_>) = files.into_iter().partition(inside);
@@ -150,8 +150,7 @@ impl Corpus {
 
 /// The files below `folder` that are its split `split`.
 pub fn of_split(folder: &Path, split: &str) -> Result<Vec<PathBuf>> {
-    let (root, mut files, mut dangling) =
-        (std::path::absolute(folder).map_err(|e| Error::io("resolve", folder, e))?, Vec::new(), Vec::new());
+    let (root, mut files, mut dangling) = (splits::absolute(folder)?, Vec::new(), Vec::new());
     walk(&root, &mut files, &mut dangling)?;
     none_dangles(&dangling)?;
     splits::of_split(folder, split, files.iter().map(|file| file.path.as_path()))

@@ -8,6 +8,7 @@
 use super::fields::{JsonRow, RowResult, field, present, string, truth, truth_in};
 use super::format::{LabelKeys, PairKeys};
 use super::pair_shapes;
+use super::pairs::first_sequence;
 use super::recipe::{AnsweredPrompt, Drop, Outcome, Recipe, TokenizedRow};
 use super::shapes::{self, ANSWER_IDS, ID_KEYS, PAIR, Shape, both};
 use super::tokenizer::Tokenizer;
@@ -63,11 +64,7 @@ impl Recipe {
         }
         let outcome = self.pair(&pair, row, out)?;
         if outcome == Outcome::Kept {
-            let answer = out.labels.iter().position(|&label| label != IGNORE).unwrap_or(0);
-            let end = out.labels[answer..]
-                .iter()
-                .position(|&label| label == IGNORE)
-                .map_or(out.ids.len(), |len| answer + len);
+            let end = first_sequence(&out.labels[1..]);
             let (ids, labels) = (out.ids.split_off(end), out.labels.split_off(end));
             let mut rejected = TokenizedRow { ids, labels, ..TokenizedRow::default() };
             rejected.end_in(0.0);

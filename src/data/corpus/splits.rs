@@ -22,7 +22,7 @@ pub(super) fn of_split<'a>(folder: &Path, split: &str, files: impl Iterator<Item
     Ok(found.into_iter().map(|path| folder.join(path)).collect())
 }
 
-fn absolute(folder: &Path) -> Result<PathBuf> {
+pub(super) fn absolute(folder: &Path) -> Result<PathBuf> {
     std::path::absolute(folder).map_err(|e| Error::io("resolve", folder, e))
 }
 
