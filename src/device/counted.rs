@@ -245,6 +245,8 @@ impl<E: OpExecutor> Device for OpDevice<E> {
         scale_chosen_backward(ScaleChosenBackward) dy over [chosen, weights, dy, dy];
         relu_squared(Gelu) x over [x, y];
         relu_squared_backward(GeluBackward) x over [x, dy, dx];
+        clamp(Clamp) x over [x, x];
+        clamp_backward(ClampBackward) x over [x, dx, dx];
         xielu(Xielu) x over [x, y];
         xielu_backward(XieluBackward) x over [x, dy, dx];
         xielu_grads(XieluGrads) x over [x, dy];

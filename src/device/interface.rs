@@ -2,14 +2,15 @@
 //! stream; the CPU runs synchronously. Never chooses how an operation is computed.
 use super::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
-    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward,
-    ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, DeltaRule,
-    DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode,
-    Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
-    HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
-    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
-    RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv, ShortConvBackward,
-    Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
+    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, Clamp, ClampBackward, ClampedGlu,
+    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
+    DeltaRule, DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
+    QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
+    RouteScored, RouteScoredBackward, RowEntropies, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv,
+    ShortConvBackward, Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu,
+    XieluBackward, XieluGrads,
 };
 use super::{Buf, View, ViewMut};
 use flatshard_base::timeline::Mark;
@@ -135,6 +136,8 @@ pub trait Device: Send + Sync {
     /// `y = max(x, 0)^2`; assigns.
     fn relu_squared(&self, op: Gelu) -> Result<()>;
     fn relu_squared_backward(&self, op: GeluBackward) -> Result<()>;
+    fn clamp(&self, op: Clamp) -> Result<()>;
+    fn clamp_backward(&self, op: ClampBackward) -> Result<()>;
     fn xielu(&self, op: Xielu) -> Result<()>;
     fn xielu_backward(&self, op: XieluBackward) -> Result<()>;
     fn xielu_grads(&self, op: XieluGrads) -> Result<()>;

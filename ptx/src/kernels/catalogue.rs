@@ -74,6 +74,8 @@ const VARIANTS: &[&[Variant]] = &[
     ],
     floats!("bias", "bias.ptx"),
     floats!("bias_backward", "bias_backward.ptx"),
+    floats!("clamp", "clamp.ptx"),
+    floats!("clamp_backward", "clamp.ptx", "BACKWARD" = 1),
     floats!("clamped_glu", "clamped_glu.ptx", "BACKWARD" = 0),
     floats!("clamped_glu_backward", "clamped_glu.ptx", "BACKWARD" = 1),
     floats!("cross_entropy", "cross_entropy.ptx"),

@@ -113,6 +113,12 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
         of("gelu_backward", vec![x(), x(), y()]),
         of("relu_squared", vec![x(), y()]),
         of("relu_squared_backward", vec![x(), x(), y()]),
+        flat(&format!("clamp_{name}"), vec![both(1, dtype, N)], vec![real(-0.5), real(0.25)]),
+        // The input is the last operand.
+        Case {
+            floor: 3 * N * dtype.size(),
+            ..flat(&format!("clamp_backward_{name}"), vec![both(1, dtype, N)], vec![real(-0.5), real(0.25), x()])
+        },
         flat(&format!("clamped_glu_{name}"), vec![input(1, dtype, 2 * N), y()], vec![real(1.7), real(1.0)]),
         flat(
             &format!("clamped_glu_backward_{name}"),

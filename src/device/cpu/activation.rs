@@ -1,7 +1,9 @@
-//! SwiGLU, GeGLU, both forms of GELU and xIELU, elementwise. Never reads an element other than its own.
+//! SwiGLU, GeGLU, both forms of GELU, xIELU and limits, elementwise. Never reads an element other than its own.
 use super::simd::{exp, sigmoid};
 use crate::View;
-use crate::ops::{Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads};
+use crate::ops::{
+    Clamp, ClampBackward, Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads,
+};
 use flatshard_base::{Error, Result, dtype::Float};
 
 #[inline(always)]
@@ -145,6 +147,36 @@ pub fn relu_squared_backward<T: Float>(op: GeluBackward) -> Result<()> {
     let (x, dy, dx) = (op.x.host::<T>(OP)?, op.dy.host::<T>(OP)?, op.dx.host::<T>(OP)?);
     for ((x, dy), dx) in x.iter().zip(dy).zip(dx) {
         *dx = T::from_f32(dy.to_f32() * 2.0 * x.to_f32().max(0.0));
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn clamp<T: Float>(op: Clamp) -> Result<()> {
+    let [low, high] = op.limits;
+    for x in op.x.host::<T>(Clamp::OP)? {
+        let value = x.to_f32();
+        *x = T::from_f32(if value < low {
+            low
+        } else if value > high {
+            high
+        } else {
+            value
+        });
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub fn clamp_backward<T: Float>(op: ClampBackward) -> Result<()> {
+    const OP: &str = ClampBackward::OP;
+    op.check()?;
+    let [low, high] = op.limits;
+    for (x, dx) in op.x.host::<T>(OP)?.iter().zip(op.dx.host::<T>(OP)?) {
+        let x = x.to_f32();
+        if x <= low || x > high {
+            *dx = T::from_f32(0.0);
+        }
     }
     Ok(())
 }

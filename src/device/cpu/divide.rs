@@ -4,10 +4,11 @@
 use super::loss;
 use super::operands::within;
 use crate::ops::{
-    AdamW, Bias, ClampedGlu, ClampedGluBackward, CopyColumns, CrossEntropyPart, Dequantize, DistillPart, DropoutRows,
-    Embed, EmbedBackward, EmbedShape, Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm, GemmShape, GemmThen, Glu,
-    GluBackward, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize, RaiseScales, RmsNorm,
-    RmsNormBackward, Rope, Sgd, SigmoidGate, SigmoidGateBackward, VocabPart, Xielu, XieluBackward,
+    AdamW, Bias, Clamp, ClampBackward, ClampedGlu, ClampedGluBackward, CopyColumns, CrossEntropyPart, Dequantize,
+    DistillPart, DropoutRows, Embed, EmbedBackward, EmbedShape, Encode, Epilogue, Expand, Gelu, GeluBackward, Gemm,
+    GemmShape, GemmThen, Glu, GluBackward, LayerNorm, LayerNormBackward, QkNormRope, QkNormRopeBackward, Quantize,
+    RaiseScales, RmsNorm, RmsNormBackward, Rope, Sgd, SigmoidGate, SigmoidGateBackward, VocabPart, Xielu,
+    XieluBackward,
 };
 use crate::{View, ViewMut};
 use flatshard_base::Result;
@@ -122,6 +123,8 @@ by_elements! {
     ClampedGluBackward: share [clamp] cut [gate_up dy dgate_up], |op| op.check(), dy;
     Gelu: share [] cut [x y], |op| op.check(), x;
     GeluBackward: share [] cut [x dy dx], |op| op.check(), x;
+    Clamp: share [limits] cut [x], |op| op.check(), x;
+    ClampBackward: share [limits] cut [x dx], |op| op.check(), x;
     Xielu: share [curve] cut [x y], |op| op.check(), x;
     XieluBackward: share [curve] cut [x dy dx], |op| op.check(), x;
     SigmoidGate: share [] cut [gate x y], |op| op.check(), x;

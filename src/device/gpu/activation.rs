@@ -3,8 +3,8 @@ use super::driver::Arg;
 use super::launch::{BLOCK, GpuDevice, VECTOR, by_dtype};
 use super::scratch::words;
 use crate::ops::{
-    ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward, SigmoidGate, SigmoidGateBackward, Xielu,
-    XieluBackward, XieluCurve, XieluGrads,
+    Clamp, ClampBackward, ClampedGlu, ClampedGluBackward, Gelu, GeluBackward, Glu, GluBackward, SigmoidGate,
+    SigmoidGateBackward, Xielu, XieluBackward, XieluCurve, XieluGrads,
 };
 use flatshard_base::Result;
 
@@ -80,6 +80,20 @@ fn plain_backward(gpu: &GpuDevice, variant: &'static str, op: GeluBackward) -> R
     let (n, dtype) = (op.x.len(), op.x.dtype());
     let args = &mut [Arg::In(op.x), Arg::In(op.dy), Arg::Out(op.dx), Arg::U64(n as u64)];
     gpu.each(variant, "gelu_backward", n, dtype, args)
+}
+
+pub fn clamp(gpu: &GpuDevice, op: Clamp) -> Result<()> {
+    const OP: &str = Clamp::OP;
+    op.check()?;
+    let (n, dtype, [low, high]) = (op.x.len(), op.x.dtype(), op.limits.map(Arg::F32));
+    gpu.each(by_dtype!(OP, dtype, "clamp")?, OP, n, dtype, &mut [Arg::InOut(op.x), Arg::U64(n as u64), low, high])
+}
+pub fn clamp_backward(gpu: &GpuDevice, op: ClampBackward) -> Result<()> {
+    op.check()?;
+    let (n, dtype, [low, high]) = (op.x.len(), op.x.dtype(), op.limits.map(Arg::F32));
+    let variant = by_dtype!(ClampBackward::OP, dtype, "clamp_backward")?;
+    let args = &mut [Arg::InOut(op.dx), Arg::U64(n as u64), low, high, Arg::In(op.x)];
+    gpu.each(variant, Clamp::OP, n, dtype, args)
 }
 
 /// The numbers of xIELU, the last arguments.

@@ -7,14 +7,14 @@ use super::{
 use crate::cpu::CpuDevice;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionDelta, AttentionMerge, AttentionPaged, AttentionPass,
-    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, ClampedGlu, ClampedGluBackward,
-    ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart, DeltaRule,
-    DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward, Encode,
-    Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward, GroupedGemm,
-    HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope, QkNormRopeBackward,
-    Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad, RouteScored,
-    RouteScoredBackward, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv, ShortConvBackward, Sigmoid,
-    SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
+    AttentionPassBackward, AttentionRanges, BackwardOf, Balance, Bias, BiasBackward, Clamp, ClampBackward, ClampedGlu,
+    ClampedGluBackward, ClipScale, CombineRows, CopyColumns, CrossEntropy, CrossEntropyFinish, CrossEntropyPart,
+    DeltaRule, DeltaRuleBackward, Dequantize, DistillFinish, DistillPart, Dropout, DropoutRows, Embed, EmbedBackward,
+    Encode, Expand, ExpertBias, ExpertBiasBackward, Fp8Gemm, Gelu, GeluBackward, Gemm, GemmThen, Glu, GluBackward,
+    GroupedGemm, HeadSinks, HeadSinksBackward, LayerNorm, LayerNormBackward, PlaceRuns, Polynomial, QkNormRope,
+    QkNormRopeBackward, Quantize, RaiseScales, RmsNorm, RmsNormBackward, Rope, Route, RouteBackward, RouteLoad,
+    RouteScored, RouteScoredBackward, ScaleBy, ScaleChosen, ScaleChosenBackward, Sgd, ShortConv, ShortConvBackward,
+    Sigmoid, SigmoidGate, SigmoidGateBackward, SumSquares, TakeRows, WeighRows, Xielu, XieluBackward, XieluGrads,
 };
 use crate::{Buf, Device, View, ViewMut, epilogue};
 use flatshard_base::timeline::Mark;
@@ -216,6 +216,12 @@ impl Device for GpuDevice {
     }
     fn relu_squared_backward(&self, op: GeluBackward) -> Result<()> {
         activation::relu_squared_backward(self, op)
+    }
+    fn clamp(&self, op: Clamp) -> Result<()> {
+        activation::clamp(self, op)
+    }
+    fn clamp_backward(&self, op: ClampBackward) -> Result<()> {
+        activation::clamp_backward(self, op)
     }
     fn xielu(&self, op: Xielu) -> Result<()> {
         activation::xielu(self, op)

@@ -49,6 +49,34 @@ impl ScaleBy<'_> {
     }
 }
 
+/// `x = min(max(x, low), high)`, in place. ReLU is that of 0 and infinity.
+pub struct Clamp<'a> {
+    pub limits: [f32; 2],
+    pub x: ViewMut<'a>,
+}
+
+impl Clamp<'_> {
+    pub const OP: &'static str = "clamp";
+    pub const RELU: [f32; 2] = [0.0, f32::INFINITY];
+    pub fn check(&self) -> Result<()> {
+        float(Self::OP, self.x.dtype()).map(drop)
+    }
+}
+
+/// Backward of [`Clamp`], in place: `dx` becomes 0 where its input `x` was outside of (low, high].
+pub struct ClampBackward<'a> {
+    pub limits: [f32; 2],
+    pub x: View<'a>,
+    pub dx: ViewMut<'a>,
+}
+
+impl ClampBackward<'_> {
+    pub const OP: &'static str = "clamp_backward";
+    pub fn check(&self) -> Result<()> {
+        written(Self::OP, &[("dx", &self.dx, float(Self::OP, self.x.dtype())?, self.x.len())])
+    }
+}
+
 /// `y = gelu(x)`, the tanh form (`gelu_new` of GPT-2). Assigns.
 pub struct Gelu<'a> {
     pub x: View<'a>,

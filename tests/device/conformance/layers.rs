@@ -3,8 +3,8 @@ use super::harness::*;
 use crate::common::reference::{self, Real, each};
 use flatshard_base::{DType, rng::philox};
 use flatshard_device::ops::{
-    Bias, BiasBackward, Dropout, DropoutRows, Embed, EmbedBackward, EmbedShape, Gelu, GeluBackward, Gemm, GemmShape,
-    Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
+    Bias, BiasBackward, Clamp, ClampBackward, Dropout, DropoutRows, Embed, EmbedBackward, EmbedShape, Gelu,
+    GeluBackward, Gemm, GemmShape, Glu, GluBackward, SigmoidGate, SigmoidGateBackward,
 };
 use flatshard_device::{Buf, Device};
 
@@ -88,6 +88,27 @@ fn sigmoid_gate_backward() {
             let [gate, x, dy, dgate] = bufs else { unreachable!() };
             let (gate, x, dy, dgate) = (gate.view(), x.view(), dy.view_mut(), dgate.view_mut());
             dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })
+        });
+    }
+}
+
+/// Between numbers, on one of them, and ReLU.
+#[test]
+fn clamps() {
+    for (n, limits) in [(0, [-1.0, 0.5]), (1, [-1.0, 0.5]), (1003, [-1.0, 0.5]), (17, Clamp::RELU), (64, Clamp::RELU)] {
+        let [low, high] = limits.map(f64::from);
+        let (mut of_x, dy) = (normal(1, n), normal(2, n));
+        of_x.iter_mut().zip([low, high]).for_each(|(x, limit)| *x = limit);
+        let clamped: Vec<f64> = of_x.iter().map(|x| x.clamp(low, high)).collect();
+        let within = |(&x, &dy): (&f64, &f64)| if low < x && x <= high { dy } else { 0.0 };
+        let masked: Vec<f64> = of_x.iter().zip(&dy).map(within).collect();
+        conform("clamp", FORWARD, &[y("x", &of_x)], vec![clamped.clone()], vec![clamped], &|dev, bufs| {
+            dev.clamp(Clamp { limits, x: bufs[0].view_mut() })
+        });
+        let operands = [x("x", &of_x), y("dx", &dy)];
+        conform("clamp_backward", GRADIENT, &operands, vec![masked.clone()], vec![masked], &|dev, bufs| {
+            let [x, dx] = bufs else { unreachable!() };
+            dev.clamp_backward(ClampBackward { limits, x: x.view(), dx: dx.view_mut() })
         });
     }
 }

@@ -89,6 +89,8 @@ impl Device for CpuDevice {
         relu_squared_backward(GeluBackward) x => activation::relu_squared_backward;
         xielu(Xielu) x => activation::xielu;
         xielu_backward(XieluBackward) x => activation::xielu_backward;
+        clamp(Clamp) x => activation::clamp;
+        clamp_backward(ClampBackward) x => activation::clamp_backward;
         embed(Embed) w => embed::embed;
         embed_backward(EmbedBackward) dy => embed::embed_backward;
         expand(Expand) y => expand::expand;
