@@ -34,12 +34,12 @@ LATENT = dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_he
 MULTIPLIERS = dict(embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0)
 SCORED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1)
 DELTA = dict(**WIDE, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12, rope_parameters=PART)
+NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 CONV = dict(layer_types=["conv", "full_attention"] * 2)
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
 MAMBA = dict(mamba_n_heads=6, mamba_expand=2, mamba_d_state=8, mamba_chunk_size=16, layer_types=["linear_attention", "full_attention"] * 2)
 NEMOTRON_H = dict(**WIDE, mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=16)
 GEMMA4 = dict(**WIDE, global_head_dim=24, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2)
-UNDROPPED = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 FAMILIES = {
     "llama": {}, "mistral": dict(sliding_window=9), "qwen2": {}, "qwen3": WIDE, "gemma2": WIDE, "gemma3_text": WIDE,
     "gemma4_text": dict(**GEMMA4, num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, use_double_wide_mlp=True),
@@ -66,8 +66,11 @@ FAMILIES = {
     "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
                                n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
     "bamba": dict(**WIDE, mamba_n_heads=6, mamba_expand=2, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, attn_layer_indices=[1, 3]),
+    "olmo clipped": dict(clip_qkv=0.4), "olmoe clipped": dict(clip_qkv=0.8, num_experts=4, num_experts_per_tok=2), "phi normed": dict(rope_parameters=PART, qk_layernorm=True),
+    "stablelm normed": dict(rope_parameters=PART, qk_layernorm=True), "cohere normed": dict(logit_scale=0.25, use_qk_norm=True),
+    "persimmon": dict(rope_parameters=PART), "opt": dict(ffn_dim=80, dropout=0.0), "biogpt": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "nanochat": {}, "granite_swa": dict(sliding_window=9, layer_rope_theta=[10000.0, 500.0, 500.0, 0], **MULTIPLIERS), "gptj": dict(rotary_dim=6), "codegen": dict(rotary_dim=6),
-    "gpt_bigcode": UNDROPPED, "gpt_bigcode heads": dict(**UNDROPPED, multi_query=False), "gpt_neo": dict(window_size=9, attention_types=[[["global", "local"], 2]]), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
+    "gpt_bigcode": NO_DROPOUT, "gpt_bigcode heads": dict(**NO_DROPOUT, multi_query=False), "gpt_neo": dict(window_size=9, attention_types=[[["global", "local"], 2]]), "phi": dict(rope_parameters=PART), "gpt_neox": dict(rope_parameters=PART), "gpt_neox serial": dict(rope_parameters=PART, use_parallel_residual=False, hidden_act="gelu_new"),
     "arcee": {}, "jais2": {}, "nemotron": dict(rope_parameters=PART), "apertus": WIDE, "olmo": {}, "youtu": LATENT | dict(head_dim=4), "minicpm3": LATENT | dict(head_dim=4, scale_emb=3, scale_depth=1.2, dim_model_base=16),
     "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2, **MULTIPLIERS),
     "granitemoeshared": dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24, **MULTIPLIERS),
@@ -159,10 +162,10 @@ TARGETS = {
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
-    "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"], "olmoe clipped": ["q_proj", "k_proj", "v_proj", "o_proj"],
 } | dict.fromkeys(["granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"sarvam_mla", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"olmoe clipped", "sarvam_mla", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],

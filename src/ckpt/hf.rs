@@ -8,6 +8,7 @@ mod falcon; // layouts of queries, keys and values
 mod gemma; // heads of two sizes
 mod granite; // multipliers
 mod keys;
+mod learned; // positions
 mod lfm2; // short convolutions
 mod lists; // of layers
 mod mamba; // Mamba 2
@@ -151,7 +152,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "architectures": [class],
         "model_type": model_type,
         "hidden_size": spec.dim,
-        "intermediate_size": spec.ff,
+        read::width_key(spec.arch): spec.ff,
         "num_attention_heads": spec.heads,
         "num_key_value_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
@@ -221,10 +222,13 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map["use_post_norm"] = json!(spec.post_norms);
             map
         }
-        Arch::Falcon => {
-            map.shift_remove("intermediate_size");
-            falcon::json(spec)
+        Arch::Falcon => falcon::json(spec),
+        Arch::Opt | Arch::BioGpt | Arch::GptBigCode | Arch::GptNeo => {
+            ["rope_theta", "layer_types"].iter().for_each(|key| drop(map.shift_remove(*key)));
+            learned::json(spec)
         }
+        Arch::Olmo | Arch::Olmoe => json!({"clip_qkv": spec.qkv_clip.map(decimal)}),
+        Arch::Phi | Arch::Persimmon => json!({"qk_layernorm": spec.row_norm.is_some()}),
         Arch::GraniteSwa | Arch::GraniteMoeSwa => {
             map.extend(granite::swa_json(spec));
             granite::json(spec)
@@ -243,7 +247,8 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             json!({"linear_allow_neg_eigval": doubled})
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::json(spec),
-        Arch::StableLm | Arch::GptNeoX => json!({"use_parallel_residual": spec.parallel}),
+        Arch::GptNeoX => json!({"use_parallel_residual": spec.parallel}),
+        Arch::StableLm => json!({"use_parallel_residual": spec.parallel, "qk_layernorm": spec.row_norm.is_some()}),
         Arch::Bamba => {
             // The class reads the part of a head here only.
             let mut keys = rotary_keys(&rope);
@@ -259,25 +264,13 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         }),
         Arch::Afmoe => json!({"mup_enabled": spec.scaled_embedding}),
         Arch::GptJ | Arch::CodeGen => {
-            let [width, _] = ["intermediate_size", "rope_theta"].map(|key| map.shift_remove(key));
-            json!({"n_inner": width, "rotary_dim": spec.rotary_dim()})
-        }
-        Arch::GptBigCode => {
-            let [width, _] = ["intermediate_size", "rope_theta"].map(|key| map.shift_remove(key));
-            let (multi_query, is_scaled) = (spec.kv_heads == 1, spec.score_scale.is_none());
-            json!({"n_inner": width, "multi_query": multi_query, "scale_attn_weights": is_scaled})
-        }
-        Arch::GptNeo => {
-            ["rope_theta", "layer_types"].iter().for_each(|key| drop(map.shift_remove(*key)));
-            let kind = |i| if spec.window_of(i) > 0 { "local" } else { "global" };
-            let kinds: Vec<&str> = (0..spec.layers).map(kind).collect();
-            // Without such layers, any.
-            let window = if spec.window > 0 { spec.window } else { spec.max_len };
-            json!({"attention_types": [[kinds, 1]], "sliding_window": window})
+            map.shift_remove("rope_theta");
+            json!({"rotary_dim": spec.rotary_dim()})
         }
         Arch::Glm4Moe => json!({"use_qk_norm": spec.qk_norm}),
         Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),
-        Arch::Cohere | Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
+        Arch::Cohere => json!({"logit_scale": decimal(spec.logit_scale), "use_qk_norm": spec.row_norm.is_some()}),
+        Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
         _ => json!({}),
     };
     map.extend(object(more));
@@ -411,7 +404,7 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
         "n_positions": spec.max_len,
         "n_ctx": spec.max_len,
         "layer_norm_epsilon": decimal(spec.norm_eps),
-        "activation_function": if spec.activation == Activation::GeluExact { "gelu" } else { "gelu_new" },
+        "activation_function": if spec.activation == Activation::Gelu { "gelu_new" } else { spec.activation.key().1 },
         "embd_pdrop": decimal(spec.dropout),
         "resid_pdrop": decimal(spec.dropout),
         "attn_pdrop": 0.0,
@@ -456,6 +449,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("score scale", format!("{:?}", s.score_scale)),
             ("score softcap", s.score_cap.to_string()),
             ("logit softcap", s.logit_cap.to_string()),
+            ("norms and limits of queries and keys", format!("{:?} {:?}", s.row_norm, s.qkv_clip)),
             ("activation", format!("{:?}", s.activation)),
             ("parallel branches", s.parallel.to_string()),
             ("attention bias", format!("{} {}", s.qkv_bias, s.out_bias)),

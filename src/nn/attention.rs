@@ -5,6 +5,7 @@ use super::core::CoreAttention;
 use super::latent::LatentProjections;
 use super::linear::Linear;
 use super::norm::Norm;
+use super::row_transform::RowTransform;
 use super::saved::{AttentionSaved, Scratch};
 use super::shared_kv::{KvSharing, SharedKv};
 use super::store::{Grads, Weights};
@@ -12,8 +13,8 @@ use super::tensor::Tensor;
 use super::value_norm::ValueNorm;
 use crate::base::Result;
 use crate::device::ops::{
-    AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape, RmsNorm, RmsNormBackward,
-    RmsNormShape, Rope, RopeShape, SigmoidGate, SigmoidGateBackward,
+    AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope, RopeShape, SigmoidGate,
+    SigmoidGateBackward,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -64,7 +65,7 @@ pub enum QkvOrder {
 }
 
 /// Transformation of queries and keys before attention.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum HeadTransform {
     /// None: positions are learned.
     None,
@@ -78,16 +79,8 @@ pub enum HeadTransform {
         after: Option<RopeShape>,
         values: Option<ValueNorm>,
     },
-    /// All queries of a token are normalized together first, and all its keys, with segments `wq` and `wk`.
-    RowNormRope {
-        /// Of all queries and keys; none without rotary positions.
-        rope: Option<RopeShape>,
-        norm: RmsNormShape,
-        wq: usize,
-        wk: usize,
-        /// Elements of a token's queries and of its keys.
-        widths: [usize; 2],
-    },
+    /// Not in place, and of other parts than heads.
+    Rows(RowTransform),
 }
 
 impl HeadTransform {
@@ -96,7 +89,7 @@ impl HeadTransform {
         match *self {
             HeadTransform::Rope(shape) => Some(shape),
             HeadTransform::NormRope { before, .. } => before,
-            HeadTransform::None | HeadTransform::RowNormRope { .. } => None,
+            HeadTransform::None | HeadTransform::Rows(_) => None,
         }
     }
 }
@@ -313,17 +306,10 @@ impl AttentionBranch {
         zeros: &Tensor,
         shared_kv: &SharedKv,
     ) -> Result<View<'a>> {
-        if let HeadTransform::RowNormRope { rope, norm, wq, wk, widths } = self.transform {
-            return self.row_normed(
-                cx,
-                w,
-                (rope, norm),
-                [(wq, widths[0]), (wk, widths[1])],
-                qkv,
-                rotated,
-                stats,
-                parts,
-            );
+        if let HeadTransform::Rows(rows) = &self.transform {
+            let [row, normed] = parts;
+            rows.forward(cx, w, self.table(cx), qkv, rotated, [stats, row, normed])?;
+            return Ok(rotated.rows(cx.n));
         }
         let HeadTransform::NormRope { shape, weights, before, after, values } = self.transform else {
             return Ok(if qkv.len() > 0 { qkv.rows(cx.n) } else { rotated.rows(cx.n) });
@@ -352,41 +338,6 @@ impl AttentionBranch {
             cx.dev.rope(Rope { shape, table, positions, qkv, inverse: false })?;
         }
         Ok(rotated.rows(cx.n))
-    }
-
-    /// Assigns `rotated`: queries and keys normalized as whole rows, then rotated, and the values. `stats` gets the
-    /// norms' statistics: of all queries, then of all keys.
-    #[allow(clippy::too_many_arguments)] // its operands and its scratch
-    fn row_normed<'a>(
-        &self,
-        cx: &Cx,
-        w: Weights,
-        (rope, shape): (Option<RopeShape>, RmsNormShape),
-        norms: [(usize, usize); 2],
-        qkv: &Tensor,
-        rotated: &'a mut Tensor,
-        stats: &mut Tensor,
-        [row, normed]: [&mut Tensor; 2],
-    ) -> Result<View<'a>> {
-        let (dev, n, row_width) = (cx.dev, cx.n, qkv.width());
-        dev.copy(qkv.rows(n), rotated.rows_mut(n))?;
-        let mut column = 0;
-        for (i, (weight, width)) in norms.into_iter().enumerate() {
-            let all = 0..n * width;
-            let part = row.rows_mut(n).slice(all.clone());
-            cx.copy_columns([n, width], (qkv.rows(n), row_width, column), (part, width, 0))?;
-            let (x, y) = (row.rows(n).slice(all.clone()), normed.rows_mut(n).slice(all.clone()));
-            let rstd = stats.rows_mut(n).slice(i * n..(i + 1) * n);
-            dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd })?;
-            let part = normed.rows(n).slice(all);
-            cx.copy_columns([n, width], (part, width, 0), (rotated.rows_mut(n), row_width, column))?;
-            column += width;
-        }
-        if let Some(shape) = rope {
-            let (table, positions) = (self.table(cx), cx.batch.positions);
-            dev.rope(Rope { shape, table, positions, qkv: rotated.rows_mut(n), inverse: false })?;
-        }
-        Ok(rotated.rows(n))
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
@@ -455,10 +406,13 @@ impl AttentionBranch {
                 dev.copy(row.rows(n).slice(0..n * inner), dqkv.rows_mut(n))?;
             }
         }
-        let (table, dqkv) = (self.table(cx), scratch.dqkv.rows_mut(n));
+        let table = self.table(cx);
         match self.transform {
-            HeadTransform::None | HeadTransform::RowNormRope { .. } => {}
-            HeadTransform::Rope(shape) => dev.rope(Rope { shape, table, positions, qkv: dqkv, inverse: true })?,
+            HeadTransform::None => {}
+            HeadTransform::Rows(ref rows) => rows.backward(cx, w, dw, table, &saved.qkv, scratch)?,
+            HeadTransform::Rope(shape) => {
+                dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?
+            }
             HeadTransform::NormRope { shape, weights, before, after, values } => {
                 let still = before.or(after).is_some();
                 let of_norm = if still { cx.tables[TurnTable::None as usize] } else { table };
@@ -497,35 +451,6 @@ impl AttentionBranch {
                 if let Some(shape) = before {
                     dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
                 }
-            }
-        }
-        if let HeadTransform::RowNormRope { rope, norm: shape, wq, wk, widths } = self.transform {
-            if let Some(shape) = rope {
-                dev.rope(Rope { shape, table, positions, qkv: scratch.dqkv.rows_mut(n), inverse: true })?;
-            }
-            let row_width = saved.qkv.width();
-            for (i, (weight, width)) in [(wq, widths[0]), (wk, widths[1])].into_iter().enumerate() {
-                // The queries' gradient was the last use of `d_o`.
-                let Scratch { dqkv, row, normed, d_o, head_stats, unused, .. } = scratch;
-                let (column, all) = (i * widths[0], 0..n * width);
-                let of = |x: View, y: ViewMut| {
-                    cx.copy_columns([n, width], (x, row_width, column), (y.slice(all.clone()), width, 0))
-                };
-                of(saved.qkv.rows(n), row.rows_mut(n))?;
-                of(dqkv.rows(n), normed.rows_mut(n))?;
-                dev.zero(d_o.rows_mut(n).slice(all.clone()))?;
-                let grad = dw.get(weight)?.unwrap_or_else(|| unused.rows_mut(2).slice(0..width));
-                dev.rmsnorm_backward(RmsNormBackward {
-                    shape,
-                    x: row.rows(n).slice(all.clone()),
-                    w: w.get(weight),
-                    rstd: head_stats.rows(n).slice(i * n..(i + 1) * n),
-                    dy: normed.rows(n).slice(all.clone()),
-                    dx: d_o.rows_mut(n).slice(all.clone()),
-                    dw: grad,
-                })?;
-                let part = d_o.rows(n).slice(all.clone());
-                cx.copy_columns([n, width], (part, width, 0), (dqkv.rows_mut(n), row_width, column))?;
             }
         }
         if let Some(bias) = &self.bias {

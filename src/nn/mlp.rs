@@ -8,7 +8,9 @@ use super::spec::Activation;
 use super::store::{Grads, Weights};
 
 use crate::base::{Error, Result};
-use crate::device::ops::{Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads};
+use crate::device::ops::{
+    Clamp, ClampBackward, Gelu, GeluBackward, Glu, GluBackward, Xielu, XieluBackward, XieluCurve, XieluGrads,
+};
 use crate::device::{View, ViewMut};
 
 #[derive(Clone, Debug)]
@@ -92,13 +94,17 @@ impl MlpBranch {
             self.curve.ok_or_else(|| Error::op(Xielu::OP, "no numbers"))?.map(|segment| w.get(segment));
         Ok(XieluCurve { alpha_p, alpha_n, beta, eps })
     }
-    fn activation(&self, cx: &Cx, w: Weights, saved: &MlpSaved, act: ViewMut) -> Result<()> {
+    fn activation(&self, cx: &Cx, w: Weights, saved: &MlpSaved, mut act: ViewMut) -> Result<()> {
         let (dev, gate, up) = (cx.dev, saved.gate.rows(cx.n), saved.up.rows(cx.n));
         match self.activation {
             Activation::SwiGlu => dev.swiglu(Glu { gate, up, y: act }),
             Activation::GeGlu => dev.geglu(Glu { gate, up, y: act }),
             Activation::Gelu => dev.gelu(Gelu { x: up, y: act }),
             Activation::GeluExact => dev.gelu_exact(Gelu { x: up, y: act }),
+            Activation::Relu => {
+                dev.copy(up, act.reborrow())?;
+                dev.clamp(Clamp { limits: Clamp::RELU, x: act })
+            }
             Activation::ReluSquared => dev.relu_squared(Gelu { x: up, y: act }),
             Activation::Xielu => dev.xielu(Xielu { curve: self.curve(w)?, x: up, y: act }),
         }
@@ -148,6 +154,11 @@ impl MlpBranch {
             Activation::SwiGlu => dev.swiglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::GeGlu => dev.geglu_backward(GluBackward { gate, up, dy: dact, dgate, dup })?,
             Activation::GeluExact => dev.gelu_exact_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
+            Activation::Relu => {
+                let mut dup = dup;
+                dev.copy(dact, dup.reborrow())?;
+                dev.clamp_backward(ClampBackward { limits: Clamp::RELU, x: up, dx: dup })?
+            }
             Activation::ReluSquared => dev.relu_squared_backward(GeluBackward { x: up, dy: dact, dx: dup })?,
             Activation::Xielu => {
                 let curve = self.curve(w)?;

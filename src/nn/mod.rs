@@ -3,6 +3,7 @@
 //!
 //! A family is data: the fields of a [`Spec`] determine the parts of its root and blocks, `families` the names and
 //! shapes of their segments. Parts and blocks are immutable plans, with every buffer passed in. In reading order:
+mod row_transform; // norms and limits of projected rows
 pub mod rotary; // rotary positions as a table
 pub mod spec; // a model as numbers
 mod spec_blocks; // what it says about each block
@@ -63,7 +64,7 @@ pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_ada
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, Spec};
+pub use spec::{Activation, Arch, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, RowNorm, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

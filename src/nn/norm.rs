@@ -20,6 +20,14 @@ pub enum Norm {
 }
 
 impl Norm {
+    /// Statistics of a row.
+    pub fn statistics(&self) -> usize {
+        match self {
+            Norm::Rms { .. } | Norm::Bare { rms: true, .. } => 1,
+            Norm::Layer { .. } | Norm::Bare { .. } => 2,
+            Norm::Absent => 0,
+        }
+    }
     /// Assigns `y` and `stats`.
     pub fn forward(&self, cx: &Cx, weights: Weights, x: View, y: ViewMut, stats: ViewMut) -> Result<()> {
         let dev = cx.dev;

@@ -46,13 +46,22 @@ impl VocabRows {
     }
 }
 
+/// Learned positions.
+#[derive(Clone, Copy, Debug)]
+pub struct LearnedPositions {
+    /// Segment (first + rows, C).
+    pub segment: usize,
+    pub rows: usize,
+    /// Rows before that of position 0.
+    pub first: usize,
+}
+
 #[derive(Clone, Debug)]
 pub struct Root {
     pub tokens: VocabRows,
     /// Inputs of the blocks besides the residual stream.
     pub per_layer: Option<PerLayerRoot>,
-    /// Learned positions: segment (max_len, C), and max_len.
-    pub positions: Option<(usize, usize)>,
+    pub positions: Option<LearnedPositions>,
     /// Factor of the token embeddings.
     pub embed_scale: f32,
     /// Normalizes the token embeddings.
@@ -99,6 +108,22 @@ pub struct LossGrad<'a> {
     pub dx: ViewMut<'a>,
 }
 
+impl LearnedPositions {
+    fn table(&self) -> EmbedShape {
+        EmbedShape::whole(self.rows, 1.0)
+    }
+    /// The elements of rows that positions have, each of `width`.
+    fn held(&self, width: usize) -> Range<usize> {
+        self.first * width..(self.first + self.rows) * width
+    }
+}
+
+/// The part of this rank's rows in what the batch has for each token.
+fn own_rows<'a>(cx: &Cx<'a>, of: View<'a>) -> View<'a> {
+    let mine = if cx.split.sequence() { cx.split.tp.range(cx.rows() * cx.split.tp.of) } else { 0..cx.n };
+    of.slice(mine.start.min(cx.n)..mine.end.min(cx.n))
+}
+
 impl Root {
     /// The embeddings' factor for weights in `dtype`. transformers first rounds it to that dtype (55.4256 becomes 55.5
     /// in bf16).
@@ -119,8 +144,7 @@ impl Root {
         let (table, weight) = (self.table(y.dtype()), w.get(self.tokens.weight));
         if cx.split.sequence() && !self.tokens.cut() {
             // The table is whole on every rank: each looks up its own tokens, and padding rows are 0.
-            let mine = cx.split.tp.range(cx.rows() * cx.split.tp.of);
-            let tokens = cx.batch.tokens.slice(mine.start.min(cx.n)..mine.end.min(cx.n));
+            let tokens = own_rows(cx, cx.batch.tokens);
             let (rows, rest) = y.reborrow().split_at(tokens.len() * self.head.inputs);
             cx.dev.zero(rest)?;
             cx.dev.embed(Embed { shape: table, tokens, w: weight, y: rows, accumulate: false })
@@ -138,9 +162,11 @@ impl Root {
             cx.dev.copy(y.as_view(), h.rows_mut(rows))?;
             norm.forward(cx, w, h.rows(rows), y.reborrow(), stats.rows_mut(rows))?;
         }
-        if let Some((positions, rows)) = self.positions {
-            let (shape, tokens, w) = (EmbedShape::whole(rows, 1.0), cx.batch.positions, w.get(positions));
-            cx.dev.embed(Embed { shape, tokens, w, y: y.reborrow(), accumulate: true })?;
+        if let Some(of) = self.positions {
+            let (tokens, width) = (own_rows(cx, cx.batch.positions), self.head.inputs);
+            let (shape, w, y) =
+                (of.table(), w.get(of.segment).slice(of.held(width)), y.reborrow().slice(0..tokens.len() * width));
+            cx.dev.embed(Embed { shape, tokens, w, y, accumulate: true })?;
         }
         cx.drop(DropoutSite::Embedding, y.reborrow())?;
         match &self.per_layer {
@@ -178,11 +204,12 @@ impl Root {
             cx.dev.embed_backward(EmbedBackward { shape, tokens: cx.batch.tokens, dy: dx.rows, dw })?;
             cx.release(dx)?;
         }
-        let Some((positions, rows)) = self.positions else { return Ok(()) };
-        match dw.get(positions)? {
+        let Some(of) = self.positions else { return Ok(()) };
+        match dw.get(of.segment)? {
             Some(dw) => {
-                let (shape, tokens) = (EmbedShape::whole(rows, 1.0), cx.batch.positions);
-                cx.dev.embed_backward(EmbedBackward { shape, tokens, dy: dx.as_view(), dw })
+                let (shape, tokens, width) = (of.table(), own_rows(cx, cx.batch.positions), self.head.inputs);
+                let (dy, dw) = (dx.as_view().slice(0..tokens.len() * width), dw.slice(of.held(width)));
+                cx.dev.embed_backward(EmbedBackward { shape, tokens, dy, dw })
             }
             None => Ok(()),
         }

@@ -149,8 +149,18 @@ pub enum Arch {
     Bamba,
     /// LayerNorm, parallel branches, rotary positions in part of a head, GELU, biases, also of the head.
     Phi,
+    /// LayerNorm, learned positions of which the first two are reserved, ReLU, biases.
+    Opt,
+    /// OPT with scaled embeddings and exact GELU.
+    BioGpt,
+    /// Falcon with learned positions.
+    GptBigCode,
+    /// Learned positions, scores without a factor, a sliding window in every other layer.
+    GptNeo,
     /// Phi with a norm of each branch, exact GELU, and a matrix that goes by heads.
     GptNeoX,
+    /// GPT-NeoX with one branch after the other, norms of heads and squared ReLU.
+    Persimmon,
     /// GPT-NeoX without biases, with key/value heads that queries share; branches may have one norm.
     Falcon,
     /// Granite with windows and experts.
@@ -161,10 +171,6 @@ pub enum Arch {
     Axk1,
     /// GPT-J with one matrix for queries, keys and values.
     CodeGen,
-    /// GPT-2 whose queries share a key and a value, with matrices that are not transposed.
-    GptBigCode,
-    /// GPT-2 with a sliding window in every other layer, scores that are not scaled, and matrices as in GPT-J.
-    GptNeo,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -181,10 +187,24 @@ pub enum Activation {
     Gelu,
     /// gelu(up), exact
     GeluExact,
+    /// max(up, 0)
+    Relu,
     /// max(up, 0)^2
     ReluSquared,
     /// A curve of two learned numbers per block.
     Xielu,
+}
+
+/// Norms of parts of a token's queries and keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowNorm {
+    /// RMSNorm of all queries together, and of all keys.
+    All,
+    /// LayerNorm of each head, with one weight and one bias for all queries, and for all keys.
+    Heads,
+    /// LayerNorm of each head with a weight of its own. Files have one tensor of all queries' weights, and one of all
+    /// keys', or with `apart` a tensor for each head.
+    EachHead { apart: bool },
 }
 
 /// Sizes of attention's heads.
@@ -369,6 +389,8 @@ pub struct Spec {
     pub activation: Activation,
     /// Rotary positions; none if positions are learned.
     pub rope: Option<Rotary>,
+    /// Rows of the table of learned positions before that of position 0.
+    pub first_position: usize,
     /// Rotary positions of layers with a sliding window, if they differ.
     pub local_rope: Option<Rotary>,
     /// Elements of a head that are rotated, the first ones; none: all.
@@ -404,8 +426,10 @@ pub struct Spec {
     pub qk_norm: bool,
     /// The same after rotation, with `qk_norm`.
     pub norm_after_rope: bool,
-    /// Normalize all queries of a token together before rotation, and all its keys.
-    pub row_norm: bool,
+    /// Normalize queries and keys in another way before rotation.
+    pub row_norm: Option<RowNorm>,
+    /// Limit magnitudes of queries, keys and values before rotation.
+    pub qkv_clip: Option<f32>,
     /// Normalize each value head, without a weight; with `qk_norm`.
     pub value_norm: bool,
     /// In layers without a window, values are the projected keys.
@@ -491,6 +515,7 @@ impl Default for Spec {
             dropout: 0.0,
             activation: Activation::SwiGlu,
             rope: Some(Rotary::new(10_000.0)),
+            first_position: 0,
             local_rope: None,
             rotary_dim: None,
             rotary_pairs: RotaryPairs::Halves,
@@ -509,7 +534,8 @@ impl Default for Spec {
             head_bias: false,
             qk_norm: false,
             norm_after_rope: false,
-            row_norm: false,
+            row_norm: None,
+            qkv_clip: None,
             value_norm: false,
             keys_are_values: false,
             shared_kv: 0,

@@ -72,6 +72,10 @@ impl Spec {
     pub fn gated(&self) -> bool {
         matches!(self.activation, Activation::SwiGlu | Activation::GeGlu)
     }
+    /// Whether attention reads other rows than were projected, but for rotations in place and biases.
+    pub fn transforms_rows(&self) -> bool {
+        self.qk_norm || self.row_norm.is_some() || self.qkv_clip.is_some()
+    }
     /// Whether what experts add to the residual is normalized.
     pub fn norms_experts(&self) -> bool {
         self.post_norms || self.expert_norms

@@ -39,9 +39,10 @@ impl Spec {
                 self.dim, self.heads, self.kv_heads, self.head_dim
             )));
         }
-        if gpt && (self.rope.is_some() || self.gated()) {
+        if self.arch.learns_positions() != self.rope.is_none() || gpt && self.gated() {
             return Err(Error::input(format!(
-                "arch gpt with rotary positions {} and {:?}: it has learned positions and GELU",
+                "arch {} with rotary positions {} and {:?}: gpt and others have learned positions, and gpt has GELU",
+                self.arch.name(),
                 self.rope.is_some(),
                 self.activation
             )));
@@ -100,10 +101,10 @@ impl Spec {
             )));
         }
         if let Some(QueryGrowth { original, .. }) = self.query_growth
-            && (original == 0 || self.qk_norm || self.row_norm || self.local_rope.is_some())
+            && (original == 0 || self.transforms_rows() || self.local_rope.is_some())
         {
             return Err(Error::input(format!(
-                "queries that grow from position {original} on: this position must be at least 1, and norms on queries or \
+                "queries that grow from position {original} on: this position must be at least 1, and norms on queries limits, or \
                  a second rotary base are not supported with it"
             )));
         }

@@ -1,6 +1,6 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, DeltaNet, Experts, HeadSizes, Recurrence, Spec};
+use super::spec::{Arch, DeltaNet, Experts, HeadSizes, Recurrence, RowNorm, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;
@@ -247,7 +247,7 @@ impl Split {
                  another arch"
             )));
         }
-        if cuts.attention && spec.row_norm {
+        if cuts.attention && spec.row_norm == Some(RowNorm::All) {
             return Err(Error::input(format!(
                 "tp-size {of}: {} normalizes all heads of a token together, so its attention cannot be sharded by heads; \
                  use a plan that replicates attention, or tp-size 1",

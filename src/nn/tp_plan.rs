@@ -53,8 +53,8 @@ pub struct Meaning {
 
 const ATTENTION: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 const AFMOE: [&str; 4] = [ATTENTION[0], ATTENTION[1], ATTENTION[2], "self_attn.gate_proj"];
-const GPT_NEO: [&str; 3] = ["attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"];
 const GPT_J: [&str; 3] = ["attn.q_proj", "attn.k_proj", "attn.v_proj"];
+const GPT_NEO: [&str; 3] = ["attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"];
 const NEMOTRON_H: [&str; 3] = ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"];
 /// Queries, keys and values from latents, which every rank has; a model without a latent of queries has a `q_proj`.
 const LATENT: [&str; 2] = ["self_attn.q_b_proj", "self_attn.kv_b_proj"];
@@ -66,7 +66,9 @@ const PACKED: &str = "packed_colwise";
 /// The modules at the beginning of a branch.
 fn attention_inputs(arch: Arch) -> Vec<&'static str> {
     match arch {
-        Arch::Phi3 | Arch::GptNeoX | Arch::Falcon | Arch::CodeGen | Arch::GptBigCode => vec![arch.family().modules.qkv],
+        Arch::Phi3 | Arch::GptNeoX | Arch::Persimmon | Arch::Falcon | Arch::CodeGen | Arch::GptBigCode => {
+            vec![arch.family().modules.qkv]
+        }
         Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Axk1 | Arch::Glm4MoeLite | Arch::Youtu | Arch::MiniCpm3 => {
             LATENT.to_vec()
         }
@@ -90,9 +92,12 @@ fn mlp_inputs(arch: Arch) -> Vec<&'static str> {
         | Arch::Phi
         | Arch::GptJ
         | Arch::CodeGen
+        | Arch::Persimmon
+        | Arch::Falcon
+        | Arch::Opt
+        | Arch::BioGpt
         | Arch::GptBigCode
         | Arch::GptNeo
-        | Arch::Falcon
         | Arch::GptNeoX => {
             vec![arch.family().modules.mlp[0]]
         }

@@ -11,7 +11,7 @@ use super::recurrent_buffers::{RecurrentCache, RecurrentPlan};
 use super::saved::{AttentionSaved, MlpSaved, Routing, Saved, Scratch};
 use super::shared_kv::SharedKv;
 use super::sparse_buffers::SparseScratch;
-use super::spec::{Branch, Experts, Recurrence, Spec};
+use super::spec::{Branch, Experts, Recurrence, RowNorm, Spec};
 use super::split::{Groups, Split};
 use super::tensor::{Tensor, TensorShape, table};
 use super::windows::capacity;
@@ -119,7 +119,7 @@ impl Workspace<TensorShape, ()> {
         let plan = CorePlan { heads: &heads, keys: &keys, narrow: &narrow, sights, split, tokens, dtype, train };
         let core_of = |heads: &AttentionShape, tokens| CorePlan { heads, tokens, ..plan }.saved();
         let recurrent = RecurrentPlan { mixer: spec.recurrence, tokens, dtype, train };
-        let (has_norms, is_cut) = (spec.qk_norm || spec.row_norm, split.grid(spec.heads).ulysses.of > 1);
+        let (has_norms, is_cut) = (spec.transforms_rows(), split.grid(spec.heads).ulysses.of > 1);
 
         // Blocks of mixed models, which are rare, hold the buffers of both kinds.
         let dense_ff = only(spec.has_dense_blocks(), widest(&|spec| spec.ff));
@@ -137,11 +137,13 @@ impl Workspace<TensorShape, ()> {
         let one_shared = only(shared_ff > 0, 1);
 
         let kv_heads = widest(&|spec| spec.kv_heads);
+        let of_layer_norm = matches!(spec.row_norm, Some(RowNorm::Heads | RowNorm::EachHead { .. }));
         let head_stats = spec.heads + kv_heads * (1 + usize::from(spec.value_norm));
+        let head_stats = if of_layer_norm { 2 * head_stats } else { head_stats };
         let inputs = spec.layer_inputs;
         // Queries, keys or values apart from their rows.
         let kv_of = |spec: &Spec| spec.kv_heads * spec.head_dim;
-        let apart = only(spec.row_norm, inner).max(only(spec.value_norm, widest(&kv_of)));
+        let apart = only(spec.row_norm.is_some(), inner).max(only(spec.value_norm, widest(&kv_of)));
         // Keys and values that several blocks read.
         let shared_row = [true, false].map(|all| {
             let given = (0..spec.layers).filter(|&i| (spec.window_of(i) == 0) == all && spec.gives_kv(i));
@@ -258,7 +260,12 @@ impl Workspace<TensorShape, ()> {
                     dtype: DType::F32,
                     rows: if train { 2 } else { 0 },
                     ..back(
-                        spec.dim.max(head_dim).max(inputs).max(only(spec.row_norm, inner)).max(latent_rank).max(small),
+                        spec.dim
+                            .max(head_dim)
+                            .max(inputs)
+                            .max(only(spec.row_norm.is_some(), inner))
+                            .max(latent_rank)
+                            .max(small),
                     )
                 },
                 adapter: AdapterScratch::plan(widths, of_tokens, checkpoint == Checkpointing::Off),

@@ -15,7 +15,9 @@ use flatshard::data::MicroBatch;
 use flatshard::device::ops::{Grouped, GroupedGemm};
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Dpo, Engine, EngineOptions, Kto, Objective, ReferenceModel, Rm, Step, Strategy, Teaching};
-use flatshard::nn::{Checkpointing, Cuts, Decoder, Experts, Lora, Minimized, SpImpl, Spec, Tuning, WorkspaceOptions};
+use flatshard::nn::{
+    Checkpointing, Cuts, Decoder, Experts, Lora, Minimized, RowNorm, SpImpl, Spec, Tuning, WorkspaceOptions,
+};
 use flatshard::optim::Rule;
 use flatshard::store::initialize;
 use serde_json::Value;
@@ -227,12 +229,12 @@ fn documents(spec: &Spec, lengths: &[usize]) -> MicroBatch {
 #[test]
 fn ranks_that_share_sequences_count_every_token_once() {
     let spec = Spec { max_len: 40, kv_heads: 6, ..sparse() };
-    let row_norm = Spec { row_norm: true, ..spec.clone() };
+    let row_norm = Spec { row_norm: Some(RowNorm::All), ..spec.clone() };
     let lengths = [&[29, 1, 13, 3, 5][..], &[2], &[1]];
     for (spec, lengths) in lengths.map(|lengths| (&spec, lengths)).into_iter().chain([(&row_norm, lengths[0])]) {
         let options = EngineOptions { tokens: 60, spec: spec.clone(), ..balanced(fsdp(sharded()), SGD) };
         let run = |sp, tp, sp_impl| {
-            let cuts = Cuts { attention: !spec.row_norm, ..Cuts::ALL };
+            let cuts = Cuts { attention: spec.row_norm.is_none(), ..Cuts::ALL };
             let options = EngineOptions { sp_impl, cuts, ..options.clone() };
             let sizes = MeshSizes { sp, tp, ..MeshSizes::sharded(1) };
             let results = mesh_ranks(sizes, |rank| {

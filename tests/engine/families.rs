@@ -86,6 +86,13 @@ const CASES: &[&str] = &[
     "falcon_new",
     "falcon_serial",
     "gptj",
+    "olmo_clipped",
+    "phi_normed",
+    "stablelm_normed",
+    "persimmon",
+    "cohere_normed",
+    "opt",
+    "biogpt",
     "codegen",
     "gpt_bigcode",
     "gpt_bigcode_heads",
@@ -142,6 +149,11 @@ impl Golden {
     fn loss_tokens(&self) -> u64 {
         self.tensors.integers["targets"].iter().filter(|&&t| t != -100).count() as u64
     }
+    /// Whether the gradient is 0 but for rounding: without rotary positions, a bias of keys adds the same to all scores
+    /// of a query.
+    fn is_rounding(&self, name: &str) -> bool {
+        self.spec.rope.is_none() && name.ends_with("k_proj.bias")
+    }
     /// Every tensor's gradient within the tolerance.
     fn check_grads(&self, grads: &BTreeMap<String, Vec<f32>>, what: &str) {
         let theirs = self.tensors.floats.keys().filter(|name| name.starts_with("grad."));
@@ -149,6 +161,11 @@ impl Golden {
         assert_eq!(theirs.count(), ours.count(), "{}: tensors", self.name);
         for (name, grad) in grads {
             let Some(want) = self.tensors.floats.get(&format!("grad.{name}")) else { continue };
+            if self.is_rounding(name) {
+                let most = grad.iter().chain(want).fold(0.0, |most: f32, x| most.max(x.abs()));
+                assert!(most < 1e-6, "{} {what}: gradient of {name}: {most:.1e}", self.name);
+                continue;
+            }
             let error = distance(grad, want);
             // Of decays: terms of either sign along a document. transformers' own float32 is off by 2.4e-5, 1.5e-5 and
             // 1e-5 from its float64; in OLMo hybrid by up to 1.1e-4, and by up to 2e-5 in other gradients.
@@ -232,7 +249,7 @@ fn bf16_is_as_accurate_as_in_transformers() {
         println!("{name}: loss {loss:.1e}, logits {logits:.1e} (transformers {theirs:.1e})");
         assert!(loss < 2.0 * theirs, "{name}: loss: {loss:.1e}");
         assert!(LEAST < logits && logits < 2.0 * theirs, "{name}: logits: {logits:.1e}, transformers {theirs:.1e}");
-        for (tensor, grad) in grads.iter().filter(|(name, _)| !is_buffer(name)) {
+        for (tensor, grad) in grads.iter().filter(|(name, _)| !is_buffer(name) && !golden.is_rounding(name)) {
             let error = distance(grad, &golden.tensors.floats[&format!("grad.{tensor}")]);
             let theirs = golden.bf16_errors["grads"][tensor].as_f64().unwrap();
             assert!(error < 3.0 * theirs, "{name}: gradient of {tensor}: {error:.1e}, transformers {theirs:.1e}");

@@ -18,7 +18,7 @@ use flatshard::device::ops::{DeltaShape, RotaryPairs, RouteRule, StateRule};
 use flatshard::engine::PlannedRank;
 use flatshard::nn::{
     Activation, Arch, Branch, Checkpointing, Cuts, Decoder, DeltaForm, DeltaNet, Experts, Groups, HeadSizes, Init,
-    Lora, Minimized, QueryGrowth, Recurrence, Rotary, Scaling, Segment, Slice, Spec, Split, Tp, Tuning,
+    Lora, Minimized, QueryGrowth, Recurrence, Rotary, RowNorm, Scaling, Segment, Slice, Spec, Split, Tp, Tuning,
     WorkspaceOptions,
 };
 use std::collections::BTreeMap;
@@ -227,7 +227,7 @@ fn nemotron_h() -> Spec {
 /// No shared expert, weights as they are; norms of whole rows, so attention is replicated.
 fn olmoe() -> Spec {
     let experts = mixture().experts.map(|e| Experts { shared_ff: 0, normalize: false, dense: Vec::new(), ..e });
-    Spec { arch: Arch::Olmoe, row_norm: true, experts, ..llama() }
+    Spec { arch: Arch::Olmoe, row_norm: Some(RowNorm::All), experts, ..llama() }
 }
 
 #[derive(Clone)]

@@ -65,6 +65,8 @@ NEMOTRON_H = dict(hidden_size=20, mamba_num_heads=4, mamba_head_dim=6, n_groups=
 FALCON = dict(vocab_size=VOCAB, hidden_size=40, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=22, max_position_embeddings=32, rope_parameters=rope("default"),
               bos_token_id=None, eos_token_id=None)
 
+LEARNED = dict(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
 CASES = {
     "llama3": ("llama", dict(**DIVIDED, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), PLAIN),
     "llama_linear": ("llama", dict(**DIVIDED, rope_parameters=rope("linear", factor=3.0), tie_word_embeddings=True), PLAIN),
@@ -212,6 +214,20 @@ CASES = {
     "falcon": ("falcon", FALCON, dict(rope_parameters=rope("default", 1000.0))),
     "falcon_new": ("falcon", dict(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True), dict(rope_parameters=rope("default", 1000.0))),
     "falcon_serial": ("falcon", dict(**FALCON, multi_query=False, parallel_attn=False, bias=True, tie_word_embeddings=False), dict(rope_parameters=rope("default", 1000.0))),
+    # Limits of queries, keys and values; LayerNorm of heads with one weight, a tensor for each head, and one of all.
+    "olmo_clipped": ("olmo", dict(hidden_size=40, rope_parameters=rope("default"), clip_qkv=0.5), dict(clip_qkv=None)),
+    "phi_normed": ("phi", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5, qk_layernorm=True),
+                   dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    "persimmon": ("persimmon", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5),
+                  dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    "stablelm_normed": ("stablelm", dict(hidden_size=40, rope_parameters=rope("default", partial_rotary_factor=0.4), layer_norm_eps=1e-5, qk_layernorm=True),
+                        dict(rope_parameters=rope("default", partial_rotary_factor=0.8))),
+    "cohere_normed": ("cohere", dict(hidden_size=40, rope_parameters=rope("default"), layer_norm_eps=1e-5, logit_scale=0.25, use_qk_norm=True,
+                                     tie_word_embeddings=True), dict(logit_scale=0.5)),
+    # Learned positions.
+    "opt": ("opt", dict(**LEARNED, hidden_size=20, ffn_dim=22, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32), dict(activation_function="gelu")),
+    "biogpt": ("biogpt", dict(**LEARNED, hidden_size=20, intermediate_size=22, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32),
+               dict(scale_embedding=False)),
     # The last layer has no rotary positions.
     "granite_swa": ("granite_swa", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, layer_rope_theta=[100.0, 20.0, 0],
                                         layer_types=["full_attention", "sliding_attention", "sliding_attention"], embedding_multiplier=3.0,
@@ -236,7 +252,7 @@ def runnable(config):
 
 
 def build(model_type, keys):
-    sizes = {} if model_type in ("gpt2", "gptj", "falcon", "codegen", "gpt_bigcode", "gpt_neo") else SIZES
+    sizes = {} if model_type in ("gpt2", "gptj", "codegen", "falcon", "opt", "biogpt", "gpt_bigcode", "gpt_neo") else SIZES
     every = {key: value for key, value in (sizes | keys).items() if (key, value) != ("head_dim", None)}
     config = runnable(AutoConfig.for_model(model_type, **every))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
@@ -281,6 +297,14 @@ def in_files(config, tensors):
             else:
                 result[name] = tensor
         return {name: tensor.contiguous() for name, tensor in result.items()}
+    if getattr(config, "use_qk_norm", False):
+        heads = dict(q_norm=config.num_attention_heads, k_norm=config.num_key_value_heads)
+        result = {}
+        for name, tensor in tensors.items():
+            n = heads.get(name.split(".")[-2])
+            parts = tensor if isinstance(tensor, torch.Tensor) else [tensor] * (n or 0)
+            result |= {f"{name}[{h}]": parts[h].clone() if isinstance(tensor, torch.Tensor) else tensor for h in range(n)} if n else {name: tensor}
+        return result
     if config.model_type != "olmo_hybrid":
         return tensors
     keys, values = [config.linear_num_key_heads * config.linear_key_head_dim, config.linear_num_value_heads * config.linear_value_head_dim]

@@ -72,6 +72,16 @@ const GEMMA: Defaults = Defaults {
     ..BIASED
 };
 const QWEN_NEXT: Defaults = Defaults { kv_heads: Some(2), head_dim: Some(256), part: Some(0.25), ..PLAIN };
+/// Of families with learned positions.
+const LEARNED: Defaults = Defaults {
+    eps: ("layer_norm_epsilon", 1e-5),
+    tied: true,
+    activation: Activation::Gelu,
+    qkv_bias: ALWAYS,
+    out_bias: ALWAYS,
+    mlp_bias: ALWAYS,
+    ..PLAIN
+};
 const GLM: Defaults = Defaults {
     kv_heads: Some(2),
     head_dim: Some(128),
@@ -90,6 +100,7 @@ impl Activation {
             Activation::GeGlu => ("hidden_activation", "gelu_pytorch_tanh"),
             Activation::Gelu => ("hidden_act", "gelu_pytorch_tanh"),
             Activation::GeluExact => ("hidden_act", "gelu"),
+            Activation::Relu => ("hidden_act", "relu"),
             Activation::ReluSquared => ("hidden_act", "relu2"),
             Activation::Xielu => ("hidden_act", "xielu"),
         }
@@ -148,16 +159,6 @@ impl Defaults {
                 ..PLAIN
             },
             Arch::CodeGen => Defaults::of(Arch::GptJ),
-            Arch::GptBigCode => Defaults {
-                tied: true,
-                qkv_bias: ALWAYS,
-                out_bias: ALWAYS,
-                pairs: RotaryPairs::Halves,
-                ..Defaults::of(Arch::GptJ)
-            },
-            Arch::GptNeo => {
-                Defaults { window: WindowKeys::Given(Some(256)), qkv_bias: None, ..Defaults::of(Arch::GptBigCode) }
-            }
             Arch::Olmo3 => Defaults { theta: 500_000.0, window: WindowKeys::Given(Some(4096)), ..OLMO },
             Arch::Gemma2 | Arch::VaultGemma => GEMMA,
             Arch::Gemma3 => Defaults { theta: 1_000_000.0, ..GEMMA },
@@ -360,6 +361,14 @@ impl Defaults {
                 part: Some(0.5),
                 ..PLAIN
             },
+            Arch::Opt => {
+                let bias = Some(("enable_bias", true));
+                let of = Defaults { qkv_bias: bias, out_bias: bias, mlp_bias: bias, ..LEARNED };
+                Defaults { eps: ("", 1e-5), activation: Activation::Relu, ..of }
+            }
+            Arch::BioGpt => Defaults { eps: ("", 1e-5), activation: Activation::GeluExact, ..LEARNED },
+            Arch::GptBigCode => LEARNED,
+            Arch::GptNeo => Defaults { qkv_bias: None, window: WindowKeys::Given(Some(256)), ..LEARNED },
             Arch::GptNeoX => Defaults {
                 eps: ("layer_norm_eps", 1e-5),
                 activation: Activation::GeluExact,
@@ -367,6 +376,15 @@ impl Defaults {
                 out_bias: Some(("attention_bias", true)),
                 mlp_bias: ALWAYS,
                 part: Some(0.25),
+                ..PLAIN
+            },
+            Arch::Persimmon => Defaults {
+                eps: ("layer_norm_eps", 1e-5),
+                activation: Activation::ReluSquared,
+                qkv_bias: ALWAYS,
+                out_bias: ALWAYS,
+                mlp_bias: ALWAYS,
+                part: Some(0.5),
                 ..PLAIN
             },
             Arch::Falcon => Defaults {

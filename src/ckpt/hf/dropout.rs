@@ -5,13 +5,17 @@ use std::{fs, path::Path};
 
 /// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
 /// implemented.
-const KEYS: [(&str, bool); 9] = [
+const KEYS: [(&str, bool); 13] = [
+    ("activation_dropout", false),
     ("attention_dropout", false),
+    ("attention_probs_dropout_prob", false),
     ("attn_pdrop", false),
+    ("dropout", false),
     ("embd_pdrop", true),
     ("embed_dropout", true),
     ("embedding_dropout", true),
     ("hidden_dropout", false),
+    ("hidden_dropout_prob", true),
     ("resid_dropout", true),
     ("resid_pdrop", true),
     ("residual_dropout", true),

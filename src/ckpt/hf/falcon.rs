@@ -43,7 +43,6 @@ const NORMS: &str = "num_ln_in_parallel_attn";
 pub fn json(spec: &Spec) -> Value {
     let norms = spec.parallel.then_some(1 + usize::from(spec.own_norms));
     json!({
-        "ffn_hidden_size": spec.ff,
         KV_HEADS: spec.kv_heads,
         "new_decoder_architecture": spec.parallel,
         "multi_query": spec.kv_heads == 1,

@@ -1,6 +1,7 @@
 //! Model types whose configs another family's reader understands once their keys have other names. Never reads a value
 //! for what it means.
 use super::keys::{ConfigKeys, object};
+use super::learned;
 use super::nemotron_h;
 use crate::base::{Error, Result, quote};
 use serde_json::{Map, Value, json};
@@ -13,12 +14,12 @@ const NAMES: [(&str, &str, &str); 23] = [
     ("exaone_moe", "num_experts", "n_routed_experts"),
     ("exaone_moe", "num_shared_experts", "n_shared_experts"),
     ("falcon", "activation", "hidden_act"),
-    ("gpt_neox", "rotary_emb_base", "rope_theta"),
-    ("gpt_neox", "rotary_pct", "partial_rotary_factor"),
     ("gpt_neo", "num_heads", "num_attention_heads"),
     ("gpt_neo", "num_layers", "num_hidden_layers"),
     ("gpt_neo", "window_size", "sliding_window"),
-    ("codegen gpt_bigcode gpt_neo gptj", "activation_function", "hidden_act"),
+    ("gpt_neox", "rotary_emb_base", "rope_theta"),
+    ("gpt_neox", "rotary_pct", "partial_rotary_factor"),
+    ("codegen gpt_bigcode gpt_neo gptj opt", "activation_function", "hidden_act"),
     ("codegen gpt_bigcode gptj", "n_embd", "hidden_size"),
     ("codegen gpt_bigcode gptj", "n_head", "num_attention_heads"),
     ("codegen gpt_bigcode gptj", "n_layer", "num_hidden_layers"),
@@ -129,8 +130,10 @@ pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
         };
         map.insert((*key).into(), first);
     }
-    if model_type == "nemotron_h" {
-        nemotron_h::list_layers(&mut map)?;
+    match &model_type[..] {
+        "nemotron_h" => nemotron_h::list_layers(&mut map)?,
+        "gpt_neo" => learned::list_layers(&mut map)?,
+        _ => {}
     }
     if let Some((family, mut all)) = kin(&model_type) {
         all.append(&mut map);
@@ -214,7 +217,7 @@ mod tests {
             (changed("mamba_proj_bias", json!(true)), "mamba_proj_bias is true"),
             (changed("time_step_limit", json!([0.1])), "time_step_limit is [0.1]"),
             (read(json!({"model_type": "ernie4_5_moe", "use_bias": true})), "use_bias is true"),
-            (read(json!({"model_type": "phi", "hidden_act": "relu"})), "must be \"gelu\" or"),
+            (read(json!({"model_type": "phi", "hidden_act": "selu"})), "must be \"gelu\" or"),
             (read(json!({"model_type": "falcon", "alibi": true})), "alibi is true"),
             (read(json!({"model_type": "falcon", "multi_query": false, "num_kv_heads": 2})), "num_kv_heads is 2"),
             (read(json!({"model_type": "falcon", "num_ln_in_parallel_attn": 2})), "num_ln_in_parallel_attn is 2"),
@@ -224,8 +227,15 @@ mod tests {
             (read(json!({"model_type": "axk1", "moe_layer_freq": 2})), "moe_layer_freq is 2"),
             (read(json!({"model_type": "hy_v3", "mlp_bias": true})), "mlp_bias is true"),
             (read(json!({"model_type": "bamba", "partial_rotary_factor": 1.0})), "partial_rotary_factor is 1.0"),
-            (read(json!({"model_type": "cohere", "use_qk_norm": true})), "use_qk_norm is true"),
-            (read(json!({"model_type": "stablelm", "qk_layernorm": true})), "qk_layernorm is true"),
+            (read(json!({"model_type": "olmo", "clip_qkv": -1})), "clip_qkv is -1"),
+            (
+                read(json!({"model_type": "opt", "ffn_dim": 44, "do_layer_norm_before": false})),
+                "do_layer_norm_before is false",
+            ),
+            (read(json!({"model_type": "opt", "ffn_dim": 44, "word_embed_proj_dim": 24})), "word_embed_proj_dim is 24"),
+            (read(json!({"model_type": "biogpt", "tie_word_embeddings": false})), "tie_word_embeddings is false"),
+            (read(json!({"model_type": "gpt_neo", "attention_types": [[["far"], 2]]})), "with types global or local"),
+            (read(json!({"model_type": "gpt_neo"})), "layer_types is a list of 24"),
         ] {
             let error = spec.expect_err(said).to_string();
             assert!(error.contains(said), "{error}");

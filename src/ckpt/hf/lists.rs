@@ -25,31 +25,6 @@ pub fn kinds<T: Copy>(keys: &ConfigKeys, key: &str, layers: usize, names: &[(&st
     values.iter().map(kind).collect::<Result<_>>().map(Some)
 }
 
-/// Whether each layer is local, as GPT-Neo lists them: kinds of layers, and how often they follow each other.
-pub fn repeated(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
-    const KEY: &str = "attention_types";
-    keys.known(["attention_layers"]); // follows from it
-    let default = serde_json::json!([[["global", "local"], 12]]);
-    let given = keys.present(KEY).unwrap_or(&default);
-    let kind = |value: &Value| match value.as_str() {
-        Some("global") => Some(false),
-        Some("local") => Some(true),
-        _ => None,
-    };
-    let part = |part: &Value| {
-        let kinds = part.get(0)?.as_array()?.iter().map(kind).collect::<Option<Vec<bool>>>()?;
-        let times = part.get(1)?.as_u64().filter(|times| *times <= layers as u64)?;
-        Some(kinds.repeat(times as usize))
-    };
-    let all: Option<Vec<Vec<bool>>> = given.as_array().and_then(|parts| parts.iter().map(part).collect());
-    all.map(|parts| parts.concat()).filter(|all| all.len() == layers).ok_or_else(|| {
-        Error::input(format!(
-            "{KEY} is {}; it must list global and local layers, and how often they follow each other, for {layers} layers",
-            quote(given)
-        ))
-    })
-}
-
 /// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
 pub fn dense_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<usize>> {
     let step = keys.whole("decoder_sparse_step")?.unwrap_or(1).max(1);

@@ -7,15 +7,16 @@ use super::gemma;
 use super::granite;
 use super::keys::ConfigKeys;
 use super::kin;
+use super::learned;
 use super::lfm2;
-use super::lists::{self, listed};
+use super::lists::listed;
 use super::nemotron_h;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
 use crate::base::{Error, Result, quote};
 use crate::device::ops::{DeltaShape, StateRule};
-use crate::nn::{Activation, Arch, DeltaForm, DeltaNet, Recurrence, Spec};
+use crate::nn::{Activation, Arch, DeltaForm, DeltaNet, Recurrence, RowNorm, Spec};
 use serde_json::{Map, Value, json};
 
 /// The model, and the keys of the file that transformers' class for it does not have.
@@ -93,15 +94,21 @@ pub(super) fn activation_key(arch: Arch, activation: Activation) -> (&'static st
     (if arch == Arch::NemotronH { "mlp_hidden_act" } else { key }, name)
 }
 
+/// The key of the feed-forward layer's width.
+pub(super) fn width_key(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Falcon => "ffn_hidden_size",
+        Arch::GptJ | Arch::CodeGen | Arch::GptBigCode => "n_inner",
+        Arch::Opt => "ffn_dim",
+        _ => "intermediate_size",
+    }
+}
+
 /// Whether all heads have equal shares of the model's width, and keys and values of their own: the class has no keys
 /// that say otherwise.
 pub(super) fn has_equal_heads(arch: Arch) -> bool {
-    matches!(arch, Arch::GptNeoX | Arch::GptJ | Arch::Falcon | Arch::CodeGen) || has_learned_positions(arch)
-}
-
-/// Whether positions are learned; the matrices are as in other families, which GPT-2's are not.
-pub(super) fn has_learned_positions(arch: Arch) -> bool {
-    matches!(arch, Arch::GptBigCode | Arch::GptNeo)
+    let others = [Arch::GptNeoX, Arch::GptJ, Arch::CodeGen, Arch::Falcon, Arch::Persimmon];
+    arch.learns_positions() || others.contains(&arch)
 }
 
 /// Gemma's activation, and what else is only in its files.
@@ -123,15 +130,17 @@ fn geglu(keys: &ConfigKeys, arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// The form of GELU that a file asks for.
+/// The form of GELU, or ReLU, that a file asks for.
 fn gelu(keys: &ConfigKeys, key: &str, default: Activation) -> Result<Activation> {
     const TANH: [&str; 3] = ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"];
     const EXACT: &str = "gelu";
+    const RELU: &str = "relu";
     match keys.text(key)? {
         None => Ok(default),
         Some(EXACT) => Ok(Activation::GeluExact),
+        Some(RELU) => Ok(Activation::Relu),
         Some(name) if TANH.contains(&name) => Ok(Activation::Gelu),
-        Some(_) => Err(keys.unsupported(key, &[EXACT, TANH[0], TANH[1], TANH[2]].map(Value::from))),
+        Some(_) => Err(keys.unsupported(key, &[EXACT, TANH[0], TANH[1], TANH[2], RELU].map(Value::from))),
     }
 }
 
@@ -146,7 +155,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             geglu(keys, arch)?;
             Activation::GeGlu
         }
-        Activation::Gelu | Activation::GeluExact => gelu(keys, "hidden_act", of.activation)?,
+        Activation::Gelu | Activation::GeluExact | Activation::Relu => gelu(keys, "hidden_act", of.activation)?,
         other => {
             let (key, name) = activation_key(arch, other);
             // Names of one function.
@@ -167,10 +176,11 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
     };
     let (window, windowed) = windows(keys, arch, layers)?;
     let max_len = size("max_position_embeddings", "max_positions")?;
-    let (rope, local_rope, part) = match has_learned_positions(arch) {
+    let (rope, local_rope, part) = match arch.learns_positions() {
         true => (None, None, 1.0),
         false => {
-            let (rope, local, part) = rotaries(keys, arch, (max_len, latent.map_or(head_dim, |latent| latent.rope)))?;
+            let width = latent.map_or(head_dim, |latent| latent.rope);
+            let (rope, local, part) = rotaries(keys, arch, (max_len, width))?;
             (Some(rope), local, part)
         }
     };
@@ -184,10 +194,10 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
             let width = keys.size("intermediate_size", "ff_hidden_dim")?;
             width.or(keys.size("moe_intermediate_size", "ff_hidden_dim")?).unwrap_or(1280)
         }
-        Arch::Falcon => keys.size("ffn_hidden_size", "ff_hidden_dim")?.unwrap_or(4 * dim),
-        Arch::GptJ | Arch::CodeGen | Arch::GptBigCode => keys.size("n_inner", "ff_hidden_dim")?.unwrap_or(4 * dim),
-        Arch::GptNeo => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(4 * dim),
-        _ => size("intermediate_size", "ff_hidden_dim")?,
+        Arch::Falcon | Arch::GptJ | Arch::CodeGen | Arch::GptBigCode | Arch::GptNeo => {
+            keys.size(width_key(arch), "ff_hidden_dim")?.unwrap_or(4 * dim)
+        }
+        _ => size(width_key(arch), "ff_hidden_dim")?,
     };
     let spec = Spec {
         arch,
@@ -229,6 +239,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     let factor = |key: &str, default: f64| Ok::<_, Error>(keys.positive(key)?.unwrap_or(default) as f32);
     let cap =
         |key: &str, default: f64| Ok::<_, Error>(keys.or(key, default, ConfigKeys::positive)?.unwrap_or(0.0) as f32);
+    let normed = |key: &str, norm| Ok::<_, Error>(keys.flag(key)?.unwrap_or(false).then_some(norm));
     let windows = || (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
     let gemma = |spec: Spec| {
         let query_scalar = keys.or("query_pre_attn_scalar", 256.0, ConfigKeys::positive)?;
@@ -242,14 +253,15 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { qk_norm: true, ..spec }
         }
         Arch::Gemma => Spec { norm_from_one: true, scaled_embedding: true, ..spec },
+        Arch::Opt | Arch::BioGpt | Arch::GptBigCode | Arch::GptNeo => learned::special(keys, spec)?,
         Arch::Cohere => {
-            keys.only("use_qk_norm", &[json!(false)])?;
-            Spec { logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
+            let row_norm = normed("use_qk_norm", RowNorm::EachHead { apart: false })?;
+            Spec { row_norm, logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
         }
         Arch::Bamba => granite::bamba(keys, spec)?,
         Arch::Phi => {
-            keys.only("qk_layernorm", &[json!(false)])?;
-            Spec { parallel: true, layer_norm: true, norm_bias: true, head_bias: true, ..spec }
+            let row_norm = normed("qk_layernorm", RowNorm::Heads)?;
+            Spec { row_norm, parallel: true, layer_norm: true, norm_bias: true, head_bias: true, ..spec }
         }
         Arch::GptNeoX => {
             keys.known(["classifier_dropout"]); // of another class
@@ -257,10 +269,15 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             let spec = Spec { parallel, own_norms: parallel, layer_norm: true, norm_bias: true, ..spec };
             Spec { fused_qkv: true, qkv_by_heads: true, ..spec }
         }
+        Arch::Persimmon => {
+            let row_norm = keys.flag("qk_layernorm")?.unwrap_or(true).then_some(RowNorm::Heads);
+            let spec = Spec { row_norm, layer_norm: true, norm_bias: true, ..spec };
+            Spec { fused_qkv: true, qkv_by_heads: true, ..spec }
+        }
         Arch::StableLm => {
-            keys.only("qk_layernorm", &[json!(false)])?;
+            let row_norm = normed("qk_layernorm", RowNorm::EachHead { apart: true })?;
             let parallel = keys.flag("use_parallel_residual")?.unwrap_or(false);
-            Spec { parallel, layer_norm: true, norm_bias: true, ..spec }
+            Spec { row_norm, parallel, layer_norm: true, norm_bias: true, ..spec }
         }
         Arch::MiniCpm3 => {
             let depth = keys.or("scale_depth", 1.4, ConfigKeys::positive)?;
@@ -272,7 +289,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
                 ..scored::special(keys, spec)?
             }
         }
-        Arch::MiniMaxM2 => Spec { row_norm: true, ..spec },
+        Arch::MiniMaxM2 => Spec { row_norm: Some(RowNorm::All), ..spec },
         Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe => {
             keys.only("attention_bias", &[json!(false)])?;
             let recurrent = recurrent_layers(keys, spec.layers)?;
@@ -297,15 +314,16 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             let is_rotated =
                 keys.object("rope_parameters")?.is_none_or(|rope| rope.get("rope_theta") != Some(&Value::Null));
             let rotated = if is_rotated { Vec::new() } else { vec![false; spec.layers] };
-            let spec = Spec { row_norm: true, pre_norms: false, post_norms: true, rotated, ..spec };
+            let spec = Spec { row_norm: Some(RowNorm::All), pre_norms: false, post_norms: true, rotated, ..spec };
             Spec { recurrence, recurrent, ..spec }
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::special(keys, spec)?,
         Arch::NemotronH => nemotron_h::special(keys, spec)?,
         Arch::Olmoe | Arch::Olmo => {
-            keys.only("clip_qkv", &[])?;
+            let qkv_clip = keys.positive("clip_qkv")?.map(|clip| clip as f32);
             let bare = spec.arch == Arch::Olmo;
-            Spec { row_norm: !bare, layer_norm: bare, bare_norms: bare, ..spec }
+            let row_norm = (!bare).then_some(RowNorm::All);
+            Spec { qkv_clip, row_norm, layer_norm: bare, bare_norms: bare, ..spec }
         }
         Arch::Gemma2 | Arch::VaultGemma => Spec {
             score_cap: cap("attn_logit_softcapping", 50.0)?,
@@ -342,21 +360,8 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             let spec = Spec { fused_qkv: fused, qkv_by_heads: fused, qkv_blocks: fused.then_some(4), ..spec };
             Spec { parallel: true, layer_norm: true, norm_bias: true, head_bias: true, rotary_dim, ..spec }
         }
-        Arch::GptBigCode => {
-            keys.only("add_cross_attention", &[json!(false)])?;
-            // Scores are in f32.
-            keys.known(["attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"]);
-            let is_scaled = keys.flag("scale_attn_weights")?.unwrap_or(true);
-            let kv_heads = if keys.flag("multi_query")?.unwrap_or(true) { 1 } else { spec.heads };
-            let spec = Spec { kv_heads, score_scale: (!is_scaled).then_some(1.0), ..spec };
-            Spec { layer_norm: true, norm_bias: true, fused_qkv: true, qkv_by_heads: true, ..spec }
-        }
-        Arch::GptNeo => {
-            keys.known(["classifier_dropout"]); // of another class
-            Spec { layer_norm: true, norm_bias: true, score_scale: Some(1.0), ..spec }
-        }
         Arch::FlexOlmo | Arch::Olmo2 | Arch::Olmo3 => {
-            Spec { row_norm: true, pre_norms: false, post_norms: true, ..spec }
+            Spec { row_norm: Some(RowNorm::All), pre_norms: false, post_norms: true, ..spec }
         }
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::multiplied(keys, spec)?,
         Arch::GraniteSwa | Arch::GraniteMoeSwa => granite::swa(keys, spec)?,
@@ -507,8 +512,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba) {
         return Ok((0, Vec::new()));
     }
-    let listed = if arch == Arch::GptNeo { Some(lists::repeated(keys, layers)?) } else { layer_types(keys, layers)? };
-    let mut windowed = match listed {
+    let mut windowed = match layer_types(keys, layers)? {
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
         }

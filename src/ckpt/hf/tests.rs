@@ -118,7 +118,7 @@ fn unsupported_keys_are_named() {
         (&gemma2, "attn_logit_softcapping", json!("50"), "attn_logit_softcapping"),
         (&gemma3, "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
         (&gemma3, "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4}), "rope_parameters.rope_t"),
-        (&gpt, "activation_function", json!("relu"), "activation_function"),
+        (&gpt, "activation_function", json!("silu"), "activation_function"),
         (&gpt, "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
         (&gpt, "n_head", json!(5), "num_heads"),
         (&gpt, "hidden_size", json!(64), "hidden_size"),
@@ -147,10 +147,9 @@ fn keys_that_no_class_has_are_inert_and_all_others_are_known() {
         let (name, within) = family.split_once('.').map_or((&family[..], false), |(name, _)| (name, true));
         let arch = Arch::all().find(|known| known.model_type == name).map_or(Arch::Llama, |known| known.arch);
         let of = Defaults::of(arch);
-        let mut base = match arch {
-            Arch::Gpt => map(&Spec { arch, rope: None, kv_heads: 4, head_dim: 8, ..llama() }),
-            _ => map(&Spec { arch, activation: of.activation, rope: Some(Rotary::new(of.theta)), ..sized(arch) }),
-        };
+        let activation = if arch == Arch::Gpt { Activation::Gelu } else { of.activation };
+        let rope = sized(arch).rope.map(|_| Rotary::new(of.theta));
+        let mut base = map(&Spec { arch, activation, rope, ..sized(arch) });
         base.insert("model_type".into(), json!(name));
         if name == "ministral3" {
             base.insert("rope_parameters".into(), grown());
@@ -234,8 +233,8 @@ fn sized(arch: Arch) -> Spec {
             ..scored
         },
         Arch::Glm4Moe | Arch::Dots1 | Arch::HyV3 => scored,
-        Arch::GptBigCode | Arch::GptNeo => Spec { kv_heads: llama().heads, head_dim: 8, rope: None, ..llama() },
-        Arch::GptNeoX | Arch::GptJ | Arch::CodeGen | Arch::Falcon => {
+        arch if arch.learns_positions() => Spec { rope: None, kv_heads: llama().heads, head_dim: 8, ..llama() },
+        Arch::GptNeoX | Arch::GptJ | Arch::CodeGen | Arch::Falcon | Arch::Persimmon => {
             Spec { kv_heads: llama().heads, head_dim: 8, ..llama() }
         }
         Arch::Bamba => {

@@ -9,7 +9,7 @@ use crate::nn::layout::{Init, Layout};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
-use crate::nn::root::{Root, VocabRows};
+use crate::nn::root::{LearnedPositions, Root, VocabRows};
 use crate::nn::shared_kv::KvSharing;
 use crate::nn::spec::Spec;
 
@@ -17,7 +17,8 @@ pub fn root(spec: &Spec) -> (Layout, Root) {
     let &Spec { vocab, dim, max_len, .. } = spec;
     let mut layout = Layout::default();
     let tokens = layout.push("transformer.wte.weight", &[vocab, dim], true, Init::NORMAL);
-    let positions = Some((layout.push("transformer.wpe.weight", &[max_len, dim], true, Init::NORMAL), max_len));
+    let segment = layout.push("transformer.wpe.weight", &[max_len, dim], true, Init::NORMAL);
+    let positions = Some(LearnedPositions { segment, rows: max_len, first: 0 });
     let norm = norm(&mut layout, "transformer.ln_f".into(), spec);
     let head = match (spec.score, spec.tied) {
         (true, _) => layout.push("score.weight", &[1, dim], true, Init::NORMAL),

@@ -18,7 +18,8 @@ use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
 use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
-use crate::nn::root::{Root, VocabRows};
+use crate::nn::root::{LearnedPositions, Root, VocabRows};
+use crate::nn::row_transform::RowTransform;
 use crate::nn::shared_kv::{KvSharing, Sight};
 use crate::nn::spec::{Activation, Branch, Experts, Recurrence, Spec};
 use crate::nn::split::{Slice, Split};
@@ -34,10 +35,6 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
         over,
     };
     let tokens = table(&mut names, modules.embedding, split.part(split.cuts.embedding));
-    let positions = spec
-        .rope
-        .is_none()
-        .then(|| (names.push(modules.positions, WEIGHT, &[spec.max_len, dim], Tp::Same, Init::NORMAL), spec.max_len));
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let (width, words) = (spec.layer_inputs, spec.layer_words);
         let all = spec.layers * width;
@@ -52,6 +49,11 @@ pub fn root(spec: &Spec, split: &Split) -> (Layout, Root) {
             width,
             projection_scale: (dim as f32).sqrt().recip(),
         }
+    });
+    let positions = spec.rope.is_none().then(|| {
+        let (rows, first, tp) = (spec.max_len, spec.first_position, names.residual_norm());
+        let segment = names.push(modules.positions, WEIGHT, &[first + rows, dim], tp, Init::NORMAL);
+        LearnedPositions { segment, rows, first }
     });
     let norm = names.norm(modules.last_norm, dim);
     names.prefix.clear();
@@ -183,11 +185,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         let in_part = spec.rotated_in_part() && spec.is_rotated(i);
         let after = (in_part && before.is_none()).then_some(rope);
         HeadTransform::NormRope { shape, weights, before, after, values }
-    } else if spec.row_norm {
-        let widths = [heads * head_dim, kv_heads * head_dim];
-        let [q, k] = modules.head_norms;
-        let (wq, wk) = (names.scale(q, widths[0], Tp::Same), names.scale(k, widths[1], Tp::Same));
-        HeadTransform::RowNormRope { rope: spec.is_rotated(i).then_some(rope), norm: names.rms(), wq, wk, widths }
+    } else if spec.transforms_rows() {
+        let own = |all: usize, shared: Option<usize>| shared.map_or(by_heads.share(all), |one| one..one + 1);
+        let norms = names.row_norms([(spec.heads, own(spec.heads, None)), (spec.kv_heads, own(spec.kv_heads, shared))]);
+        HeadTransform::Rows(RowTransform { norms, clip: spec.qkv_clip, rope: spec.is_rotated(i).then_some(rope) })
     } else if spec.is_rotated(i) {
         HeadTransform::Rope(rope)
     } else {

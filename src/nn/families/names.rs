@@ -4,8 +4,10 @@ use crate::nn::latent::LatentProjections;
 use crate::nn::layout::{Init, Layout, Tp, half_name, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::norm::Norm;
-use crate::nn::spec::{Latent, Spec};
+use crate::nn::row_transform::PartNorm;
+use crate::nn::spec::{Latent, RowNorm, Spec};
 use crate::nn::split::{Slice, Split};
+use std::ops::Range;
 
 pub(super) const WEIGHT: &str = "weight";
 pub(super) const BIAS: &str = "bias";
@@ -151,6 +153,42 @@ impl Names<'_> {
     /// How a head norm's weight relates to tp: each rank normalizes its own heads.
     pub fn head_norm(&self) -> Tp {
         if self.split.part(self.split.cuts.attention).of > 1 { Tp::Summed } else { Tp::Same }
+    }
+    /// Norms of queries and of keys, of which there are so many heads, and this rank has some. Every rank holds the
+    /// weights of all heads.
+    pub fn row_norms(&mut self, heads: [(usize, Range<usize>); 2]) -> Vec<PartNorm> {
+        let &Spec { head_dim, norm_eps: eps, row_norm, .. } = self.spec;
+        let (tp, mut norms, mut column) = (self.head_norm(), Vec::new(), 0);
+        for (name, (all, own)) in self.spec.arch.family().modules.head_norms.into_iter().zip(heads) {
+            let columns = column..column + own.len() * head_dim;
+            column = columns.end;
+            match row_norm {
+                None => {}
+                Some(RowNorm::All) => {
+                    let (width, shape) = (columns.len(), self.rms());
+                    norms.push(PartNorm { norm: Norm::Rms { w: self.scale(name, width, tp), shape }, columns, width });
+                }
+                Some(RowNorm::Heads) => {
+                    let w = self.scale(name, head_dim, tp);
+                    let b = Some(self.push(name, BIAS, &[head_dim], tp, Init::ZEROS));
+                    norms.push(PartNorm { norm: Norm::Layer { w, b, eps, from_one: false }, columns, width: head_dim });
+                }
+                Some(RowNorm::EachHead { apart }) => {
+                    for head in 0..all {
+                        let w = match apart {
+                            true => self.scale(&format!("{name}.norms.{head}"), head_dim, tp),
+                            false => self.push(name, &slice_name(WEIGHT, head), &[head_dim], tp, Init::ONES),
+                        };
+                        if own.contains(&head) {
+                            let first = columns.start + (head - own.start) * head_dim;
+                            let norm = Norm::Layer { w, b: None, eps, from_one: false };
+                            norms.push(PartNorm { norm, columns: first..first + head_dim, width: head_dim });
+                        }
+                    }
+                }
+            }
+        }
+        norms
     }
     pub fn norm(&mut self, name: &str, width: usize) -> Norm {
         if self.spec.bare_norms {

@@ -23,7 +23,7 @@ pub struct ModuleNames {
     pub layers: &'static str,
     /// Attention.
     pub attention: &'static str,
-    /// The table of token embeddings, and that of learned positions.
+    /// The table of token embeddings, and that of learned positions; empty with rotary positions.
     pub embedding: &'static str,
     pub positions: &'static str,
     /// Norms of the attention branch: of its input and of its output.
@@ -99,7 +99,7 @@ const LLAMA: ModuleNames = ModuleNames {
     layers: "layers",
     attention: "self_attn",
     embedding: "embed_tokens",
-    positions: "wpe",
+    positions: "",
     attention_norms: ["input_layernorm", "post_attention_layernorm"],
     mlp_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
     own_norms: ["input_layernorm", "post_attention_layernorm"],
@@ -221,15 +221,6 @@ const GPT_J: ModuleNames = ModuleNames {
     ..LLAMA
 };
 const CODEGEN: ModuleNames = ModuleNames { qkv: "attn.qkv_proj", ..GPT_J };
-const GPT_BIG_CODE: ModuleNames = ModuleNames {
-    mlp_norms: ["ln_2", ""],
-    qkv: "attn.c_attn",
-    attention_out: "attn.c_proj",
-    mlp: ["mlp.c_fc", "mlp.c_proj"],
-    ..GPT_J
-};
-const GPT_NEO: ModuleNames =
-    ModuleNames { attention: "attn.attention", attention_out: "attn.attention.out_proj", ..GPT_BIG_CODE };
 const NANOCHAT: ModuleNames = ModuleNames { mlp: PHI.mlp, ..LLAMA };
 const BAMBA: ModuleNames = ModuleNames {
     mlp_norms: ["pre_ff_layernorm", ""],
@@ -240,11 +231,35 @@ const BAMBA: ModuleNames = ModuleNames {
 };
 const PHI: ModuleNames = ModuleNames {
     mlp_norms: LLAMA.attention_norms,
+    head_norms: LFM2.head_norms,
     attention_out: "self_attn.dense",
     mlp: ["mlp.fc1", "mlp.fc2"],
     last_norm: "final_layernorm",
     ..LLAMA
 };
+const STABLELM: ModuleNames = ModuleNames { head_norms: LFM2.head_norms, ..LLAMA };
+const OPT: ModuleNames = ModuleNames {
+    base: "model.decoder",
+    positions: "embed_positions",
+    attention_norms: ["self_attn_layer_norm", ""],
+    mlp_norms: ["final_layer_norm", ""],
+    attention_out: "self_attn.out_proj",
+    mlp: ["fc1", "fc2"],
+    last_norm: "final_layer_norm",
+    ..LLAMA
+};
+const BIOGPT: ModuleNames = ModuleNames { base: "biogpt", last_norm: "layer_norm", ..OPT };
+const GPT: ModuleNames = ModuleNames { positions: "wpe", ..LLAMA };
+const GPT_BIGCODE: ModuleNames = ModuleNames {
+    positions: GPT.positions,
+    mlp_norms: ["ln_2", ""],
+    qkv: "attn.c_attn",
+    attention_out: "attn.c_proj",
+    mlp: STARCODER.mlp,
+    ..GPT_J
+};
+const GPT_NEO: ModuleNames =
+    ModuleNames { attention: "attn.attention", attention_out: "attn.attention.out_proj", ..GPT_BIGCODE };
 const GPT_NEOX: ModuleNames = ModuleNames {
     base: "gpt_neox",
     attention: "attention",
@@ -253,6 +268,14 @@ const GPT_NEOX: ModuleNames = ModuleNames {
     attention_out: "attention.dense",
     mlp: ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
     last_norm: "final_layer_norm",
+    ..LLAMA
+};
+const PERSIMMON: ModuleNames = ModuleNames {
+    qkv: "self_attn.query_key_value",
+    attention_out: PHI.attention_out,
+    head_norms: LFM2.head_norms,
+    mlp: GPT_NEOX.mlp,
+    last_norm: "final_layernorm",
     ..LLAMA
 };
 const FALCON: ModuleNames = ModuleNames {
@@ -330,7 +353,7 @@ families! {
     Gemma "gemma" "gemma" "GemmaForCausalLM" Some("GemmaForSequenceClassification"), LLAMA;
     Cohere "cohere" "cohere" "CohereForCausalLM" None, COHERE;
     Helium "helium" "helium" "HeliumForCausalLM" Some("HeliumForSequenceClassification"), LLAMA;
-    StableLm "stablelm" "stablelm" "StableLmForCausalLM" Some("StableLmForSequenceClassification"), LLAMA;
+    StableLm "stablelm" "stablelm" "StableLmForCausalLM" Some("StableLmForSequenceClassification"), STABLELM;
     Cwm "cwm" "cwm" "CwmForCausalLM" None, LLAMA;
     HyperClovaX "hyperclovax" "hyperclovax" "HyperCLOVAXForCausalLM" None, HYPERCLOVAX;
     GraniteHybrid "granitemoehybrid" "granitemoehybrid" "GraniteMoeHybridForCausalLM" None, GRANITE_HYBRID;
@@ -366,15 +389,19 @@ families! {
     GptJ "gptj" "gptj" "GPTJForCausalLM" Some("GPTJForSequenceClassification"), GPT_J;
     Bamba "bamba" "bamba" "BambaForCausalLM" None, BAMBA;
     Phi "phi" "phi" "PhiForCausalLM" Some("PhiForSequenceClassification"), PHI;
+    Opt "opt" "opt" "OPTForCausalLM" Some("OPTForSequenceClassification"), OPT;
+    BioGpt "biogpt" "biogpt" "BioGptForCausalLM" Some("BioGptForSequenceClassification"), BIOGPT;
+    GptBigCode "gpt_bigcode" "gpt_bigcode" "GPTBigCodeForCausalLM" Some("GPTBigCodeForSequenceClassification"),
+        GPT_BIGCODE;
+    GptNeo "gpt_neo" "gpt_neo" "GPTNeoForCausalLM" Some("GPTNeoForSequenceClassification"), GPT_NEO;
     GptNeoX "gpt_neox" "gpt_neox" "GPTNeoXForCausalLM" Some("GPTNeoXForSequenceClassification"), GPT_NEOX;
+    Persimmon "persimmon" "persimmon" "PersimmonForCausalLM" Some("PersimmonForSequenceClassification"), PERSIMMON;
     Falcon "falcon" "falcon" "FalconForCausalLM" Some("FalconForSequenceClassification"), FALCON;
     GraniteMoeSwa "granitemoe_swa" "granitemoe_swa" "GraniteMoeSWAForCausalLM" None, GRANITE_MOE_SWA;
     HyV3 "hy_v3" "hy_v3" "HYV3ForCausalLM" None, HY_V3;
     Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
     CodeGen "codegen" "codegen" "CodeGenForCausalLM" None, CODEGEN;
-    GptBigCode "gpt_bigcode" "gpt_bigcode" "GPTBigCodeForCausalLM" Some("GPTBigCodeForSequenceClassification"), GPT_BIG_CODE;
-    GptNeo "gpt_neo" "gpt_neo" "GPTNeoForCausalLM" Some("GPTNeoForSequenceClassification"), GPT_NEO;
-    Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), LLAMA;
+    Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), GPT;
 }
 
 impl Family {
@@ -386,6 +413,10 @@ impl Family {
 }
 
 impl Arch {
+    /// Whether positions are learned, in place of rotary ones.
+    pub fn learns_positions(self) -> bool {
+        !self.family().modules.positions.is_empty()
+    }
     /// The family's row. Every family has one: a test says so.
     pub fn family(self) -> &'static Family {
         FAMILIES.iter().find(|family| family.arch == self).unwrap_or(&FAMILIES[0])
