@@ -1,27 +1,39 @@
-//! Every kernel variant of this build: its name, its target, and its text, expanded on demand. Never launches anything.
+//! Every kernel variant of this build: its name, its target, and its text. Never launches anything.
 use flatshard_base::{Error, Result};
-use flatshard_ptx::kernels::Variant;
+use std::ops::Range;
+use std::sync::LazyLock;
 
 /// What build.rs found in a variant of `flatshard_ptx::kernels::variants`.
-#[derive(Clone, Copy)]
 pub struct Text {
     pub variant: &'static str,
+    /// Its source in `kernels/`.
+    pub file: &'static str,
     /// "sm_80", "sm_90a".
     pub target: &'static str,
     /// The variant's entry points.
     pub entries: &'static [&'static str],
+    /// Its bytes of all texts.
+    within: Range<usize>,
 }
 
 /// In the order of `flatshard_ptx::kernels::variants`.
-pub const TEXTS: &[Text] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+pub static TEXTS: &[Text] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// All texts, one after the other, decompressed (30 ms) when the first of them is read. Expanding them at every start
+/// took more of the time of a short run than its steps.
+static ALL: LazyLock<std::result::Result<String, String>> = LazyLock::new(|| {
+    let bytes = zstd::bulk::decompress(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.zst")), LEN);
+    String::from_utf8(bytes.map_err(|e| e.to_string())?).map_err(|e| e.to_string())
+});
+
+/// Bytes of all texts.
+const LEN: usize = include!(concat!(env!("OUT_DIR"), "/kernels.len"));
 
 impl Text {
-    /// Its source file in `kernels/`, and plain PTX with `# line "file"` markers.
-    pub fn ptx(&self) -> Result<(&'static str, String)> {
-        let failed = |what: String| Error::op("expand", format!("kernel variant {}: {what}", self.variant));
-        let variant = Variant::by_name(self.variant).ok_or_else(|| failed("is not in this build".into()))?;
-        let text = variant.expand().map_err(|e| failed(format!("kernels/{e}")))?;
-        Ok((variant.file, text))
+    /// PTX with `# line "file"` markers.
+    pub fn ptx(&self) -> Result<&'static str> {
+        let all = ALL.as_ref().map_err(|e| Error::op("decompress", format!("the kernels of this program: {e}")))?;
+        Ok(&all[self.within.clone()])
     }
 }
 

@@ -78,8 +78,8 @@ impl Sim {
         let index =
             place(variant).ok_or_else(|| Error::op(entry, format!("sim: no kernel variant is named {variant}")))?;
         let parsed = self.kernels[index].get_or_init(|| {
-            let (file, ptx) = TEXTS[index].ptx().map_err(|e| e.to_string())?;
-            parse(file, &ptx).map_err(|e| e.to_string())
+            let ptx = TEXTS[index].ptx().map_err(|e| e.to_string())?;
+            parse(TEXTS[index].file, ptx).map_err(|e| e.to_string())
         });
         let entries = parsed.as_ref().map_err(|e| Error::op(entry, format!("sim: cannot parse {variant}: {e}")))?;
         let found = entries.iter().find(|k| k.name == entry);

@@ -133,8 +133,8 @@ fn words(log: &[u8; LOG]) -> String {
 
 fn compile(text: &'static Text) -> Result<(Vec<u8>, String)> {
     let no_nul = |e: std::ffi::NulError| Error::op("link", e.to_string());
-    let (file, ptx) = text.ptx()?;
-    let (name, ptx) = (CString::new(text.variant).map_err(no_nul)?, CString::new(plain(&ptx)).map_err(no_nul)?);
+    let (file, ptx) = (text.file, text.ptx()?);
+    let (name, ptx) = (CString::new(text.variant).map_err(no_nul)?, CString::new(plain(ptx)).map_err(no_nul)?);
     let mut linker = Linker::new().map_err(|e| Error::Run(format!("the driver's linker: {e}")))?;
     match linker.run(&name, &ptx) {
         Ok(cubin) => Ok((cubin, words(&linker.said))),

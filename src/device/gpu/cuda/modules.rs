@@ -153,11 +153,11 @@ impl Drop for Modules {
 }
 
 fn load(context: &CudaContext, text: &'static Text, dynamic: i32) -> Result<Loaded> {
-    let (file, ptx) = text.ptx()?;
+    let (file, ptx) = (text.file, text.ptx()?);
     let failed = |what: String| Error::Run(format!("cuda: kernel {} of kernels/{file}: {what}", text.variant));
     let of_driver = |e: result::DriverError| failed(super::failure::name(e.0));
     context.bind_to_thread().map_err(of_driver)?;
-    let ptx = CString::new(plain(&ptx)).map_err(|e| failed(e.to_string()))?;
+    let ptx = CString::new(plain(ptx)).map_err(|e| failed(e.to_string()))?;
     let (module, said) = compile(&ptx).map_err(failed)?;
     let serialized = serialization(&said).map(|line| (text.variant, line));
     let mut loaded = Loaded { module, entries: Vec::new(), serialized };
@@ -261,8 +261,8 @@ mod tests {
     #[test]
     fn a_text_loses_its_markers_and_no_line() {
         for text in TEXTS {
-            let (_, ptx) = text.ptx().unwrap();
-            let plain = plain(&ptx);
+            let ptx = text.ptx().unwrap();
+            let plain = plain(ptx);
             assert!(!plain.lines().any(|l| l.starts_with('#')), "{}", text.variant);
             assert_eq!(plain.lines().count(), ptx.lines().count());
             assert!(text.entries.iter().all(|entry| plain.contains(&format!(".entry {entry}"))), "{}", text.variant);
