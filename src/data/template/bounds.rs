@@ -78,7 +78,10 @@ pub(super) fn install(env: &mut Environment) {
     env.add_global(ONE, 1);
     env.add_filter(LOOP, |state: &State, value: Value| {
         weigh(state, std::slice::from_ref(&value))?;
-        python::iterable(&value).map(|()| value)
+        python::iterable(&value)?;
+        // The engine does not count the characters of a text, on which `loop.last` and `loop.length` depend.
+        let characters = value.as_str().map(|text| text.chars().map(Value::from).collect());
+        characters.map_or(Ok(value), |list| made(state, list))
     });
     env.add_filter(PERCENT, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, false));
     env.add_filter(PERCENT_TUPLE, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, true));

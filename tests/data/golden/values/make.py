@@ -104,6 +104,8 @@ ALONE = [
     "{{ {'a': 1}.items() | tojson }}",
     "{% set a, b = 7, 3 %}{{ a % b }} {{ a % -b }} {{ -a % b }} {{ (a + 0.5) % b }} {{ -(a + 0.5) % b }} {{ a % -1.5 }}",
     "{{ 1 % 0 }}",
+    "{% for c in 'añc' %}{{ c }}{{ loop.length }}{{ loop.revindex }}{{ ',' if not loop.last }}{% endfor %}"
+    "{% for c in 'abc'[1:] | reverse %}{{ c }}{{ loop.last }}{% endfor %}{% for c in '' %}{% else %}none{% endfor %}",
     "{{ '%s' }}{{ '%d%%' | format(3.9) }}{{ '%*d' | format(6, 42) }}{{ '%c' | format('x') }}",
     "{{ '%s' | format }}",
     "{{ '%s' | format(1, 2) }}",
