@@ -288,11 +288,13 @@ impl Dataset {
         reports.for_each(|report| report.max_len = max_len);
     }
     /// The report is of the files that this was made from. Rows of `bad` were skipped: how many, and what the first is.
-    pub fn made_from(mut self, made: &RowFiles, bad: (u64, Option<&String>)) -> Dataset {
+    /// `unread`: what nothing reads, and in how many rows.
+    pub fn made_from(mut self, made: &RowFiles, bad: (u64, Option<&String>), unread: Option<(String, u64)>) -> Dataset {
         for report in self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]) {
             report.what.clone_from(&made.what);
             (report.files, report.bytes, report.bad) = (made.files, made.bytes, bad.0);
             report.notes.first_bad = bad.1.cloned();
+            report.notes.unread.extend(unread.clone());
         }
         self
     }

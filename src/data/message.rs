@@ -2,8 +2,8 @@
 use super::fields::{RowResult, kind, list, present, string, truth};
 use serde_json::Value;
 
-/// Roles a message may have. Templates support fewer; a role that no template knows is a mistake in the data.
-const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+/// Roles that templates know; each supports fewer, and some have others.
+pub(super) const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 /// ShareGPT's `from` values and the roles they map to.
 const SPEAKERS: [(&str, &str); 9] = [
     ("human", "user"),
@@ -23,7 +23,8 @@ const PICTURES: [&str; 3] = ["image", "video", "audio"];
 const RETURNED: [&str; 8] =
     ["image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio"];
 /// Fields of a message, besides its content, that are an answer.
-const SPOKEN: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
+const SPOKEN: [&str; 6] =
+    ["tool_calls", "function_call", "function_calls", "reasoning_content", "thinking", "reasoning"];
 /// Fields of a message that switch its loss on or off: OpenAI's and Mistral's, Axolotl's, ms-swift's.
 pub(super) const SWITCHES: [&str; 4] = ["weight", "train", "training", "loss"];
 /// Whether message `i` has a loss, if it says so.
@@ -80,10 +81,11 @@ pub(super) fn message(i: usize, turn: &mut Value) -> RowResult<()> {
         fields.insert("tool_calls".into(), Value::Array(calls));
     }
     let keys = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    let result = ["tool", "function", "ipython"].iter().any(|role| fields.get("role").is_some_and(|r| r == role));
+    // What a tool returned, under one of many names.
+    let result = !ROLES[..4].iter().any(|role| fields.get("role").is_some_and(|r| r == role));
     match fields.get("role") {
-        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
-        Some(role) => return Err(format!("has a message {i} with role {role}; known roles: {}", ROLES.join(", "))),
+        Some(Value::String(_)) => {}
+        Some(role) => return Err(format!("has a message {i} whose role is {}; a string is expected", kind(role))),
         None => return Err(format!("has a message {i} without `role`; its keys are: {}", keys())),
     }
     match fields.get("content") {

@@ -312,16 +312,23 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
     }
 }
 
-/// The messages of a prompt in field `key`, checked, after the row's `system` field; text is the user's.
-pub(super) fn prompt(row: &JsonRow, key: &str) -> RowResult<Vec<Value>> {
+/// The messages of a prompt in field `key`, checked, after the row's `system` field; text is the user's. The answer
+/// that ends a conversation is left out, and then the second is true.
+pub(super) fn prompt(row: &JsonRow, key: &str) -> RowResult<(Vec<Value>, bool)> {
     let mut turns = spoken(row, key, "user")?;
     for (i, turn) in turns.iter_mut().enumerate() {
         message(i, turn)?;
     }
-    if turns.is_empty() {
-        return Err("has no messages".into());
+    let answer = turns.pop_if(|last| last["role"] == "assistant");
+    if answer.is_some() && key == "prompt" {
+        return Err(
+            "has a prompt that ends with an assistant message, and messages are not continued: remove it".into()
+        );
     }
-    with_system(row, turns)
+    if turns.is_empty() {
+        return Err("has no messages that ask for an answer".into());
+    }
+    Ok((with_system(row, turns)?, answer.is_some()))
 }
 
 /// Fields of what a message shows besides its text.

@@ -2,6 +2,7 @@
 //! Never tokenizes.
 use super::fields::{FOREIGN, JsonRow, RowResult, kind, number_in, present};
 use super::format::Format;
+use super::message;
 use super::shapes::{self, VARIABLES};
 use super::template::{ChatTemplate, Conversation, WideInteger};
 use minijinja::Value as Message;
@@ -26,9 +27,10 @@ impl Format {
         let tools = present(row, VARIABLES[0]).is_some_and(|tools| *tools != "" && *tools != "null");
         self.tool_use.as_deref().filter(|_| tools).or(self.chat.as_deref())
     }
-    /// The prompt in field `key` of a row, text or messages, up to where the answer starts; `None` if it is text that
-    /// is used verbatim. `system` precedes conversations that have no system message.
-    pub fn asked_by(&self, row: &JsonRow, key: &str, system: Option<&str>) -> RowResult<Option<String>> {
+    /// The prompt in field `key` of a row, text or messages, up to where the answer starts, and whether the row has
+    /// that answer; `None` if it is text that is used verbatim. `system` precedes conversations that have no system
+    /// message.
+    pub fn asked_by(&self, row: &JsonRow, key: &str, system: Option<&str>) -> RowResult<Option<(String, bool)>> {
         let row = &*self.with_system(row);
         let plain = |value: &Value| value.is_string() && shapes::written(value).is_none();
         if present(row, key).is_some_and(plain) && !(self.is_chat() && self.chat.is_some()) {
@@ -40,19 +42,31 @@ impl Format {
             }
             return Ok(None);
         }
-        let mut turns = shapes::prompt(row, key)?;
+        let (mut turns, answered) = shapes::prompt(row, key)?;
         if let Some(text) = system.filter(|_| !shapes::has_own_system(&turns)) {
             turns.insert(0, json!({"role": "system", "content": text}));
         }
         let chat = self.template_of(row).ok_or_else(|| {
             "has messages, and the model's tokenizer has no chat template: set `tokenizer_chat_template`".to_string()
         })?;
-        chat.rendered(&talk(row, &turns, chat)?, true).map(|rendered| Some(rendered.text))
+        chat.rendered(&talk(row, &turns, chat)?, true).map(|rendered| Some((rendered.text, answered)))
     }
 }
 
-/// The messages, and what the row passes to the template besides them.
+/// The messages, and what the row passes to the template besides them. A role that neither conversations nor the template
+/// know is a mistake in the data.
 pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowResult<Conversation> {
+    for (i, turn) in turns.iter().enumerate() {
+        let role = turn["role"].as_str().unwrap_or_default();
+        // Granite's documents: `document {"document_id": "1"}`.
+        let named = role.split(' ').next().unwrap_or_default();
+        if !message::ROLES.contains(&role) && (named.is_empty() || !chat.mentions(named)) {
+            let known = message::ROLES.join(", ");
+            return Err(format!(
+                "has a message {i} with role \"{role}\"; the chat template does not name it, and known are: {known}"
+            ));
+        }
+    }
     let mut variables = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = present(row, name) else { continue };

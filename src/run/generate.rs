@@ -24,7 +24,7 @@ use crate::run::watch::RunLog;
 use ends::{TextEnds, cut, end_of_turn};
 pub use model::base_name;
 use model::{TextModel, WeightPlan};
-use prompts::{PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
+use prompts::{ANSWERED, EncodedPrompt, PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
 use serde_json::json;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::PathBuf;
@@ -185,7 +185,7 @@ impl AskedPrompts {
             return AskedPrompts::of_rows(prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
         }
         let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
-        let ids = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
+        let EncodedPrompt { ids, .. } = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
         Ok(AskedPrompts { prompts: vec![(0, ids)], notes: prompts::without_rows(s).collect() })
     }
 
@@ -198,12 +198,18 @@ impl AskedPrompts {
         encoder: &PromptEncoder,
     ) -> Result<AskedPrompts> {
         let (mut all, mut number, mut skipped) = (AskedPrompts::default(), 0, SkippedRows::default());
+        let mut answered = 0;
         prompts::read("--generate", &[PathBuf::from(path)], field, &mut |row| {
-            let ids = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
-            all.prompts.extend(ids.map(|ids| (number, ids)));
+            let prompt = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
+            answered += usize::from(prompt.as_ref().is_some_and(|prompt| prompt.answered));
+            all.prompts.extend(prompt.map(|prompt| (number, prompt.ids)));
             number += 1;
             Ok(all.prompts.len() < most)
         })?;
+        if answered > 0 {
+            let plural = if answered == 1 { "" } else { "s" };
+            all.notes.push(format!("{path}: not read: {ANSWERED} in {answered} row{plural}"));
+        }
         let SkippedRows { count, first: Some(first) } = &skipped else { return Ok(all) };
         if all.prompts.is_empty() {
             return Err(skipped.all(&format!("--generate {path}")));

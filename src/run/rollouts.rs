@@ -20,7 +20,7 @@ use crate::base::{Error, Result};
 use crate::data::{Format, PROMPTS, RowFiles, SampleRoom, Tokenizer, create_held, open_held};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, PromptEncoder, SkippedRows};
+use crate::run::generate::prompts::{self, EncodedPrompt, PromptEncoder, SkippedRows};
 use crate::run::settings::Settings;
 use crate::run::settings::hub::without_weight;
 use crate::run::settings::value::set;
@@ -54,6 +54,8 @@ pub struct PromptFile {
     /// The files of the prompts.
     pub made: RowFiles,
     pub skipped: SkippedRows,
+    /// Rows with an answer that is no part of the prompt.
+    pub answered: u64,
 }
 
 /// Refuses what sampling cannot do.
@@ -156,7 +158,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
     let mut held = create_held(own).map_err(io)?;
     let mut out = BufWriter::new(&held);
     let mut hash = Xxh3::new();
-    let (mut index, mut shortest, mut skipped) = (0, usize::MAX, SkippedRows::default());
+    let (mut index, mut shortest, mut skipped, mut answered) = (0, usize::MAX, SkippedRows::default(), 0);
     let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
         let ids = row.and_then(|row| {
             rewards.check_row(&row.fields, &row.place)?;
@@ -164,7 +166,9 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
         });
         let row = index;
         index += 1;
-        let Some(ids) = skipped.unless(s.data.skip_bad_rows == Some(true), ids)? else { return Ok(()) };
+        let ids = skipped.unless(s.data.skip_bad_rows == Some(true), ids)?;
+        let Some(EncodedPrompt { ids, answered: has_answer }) = ids else { return Ok(()) };
+        answered += u64::from(has_answer);
         shortest = shortest.min(ids.len());
         let line = format!("{{\"prompt_ids\": {ids:?}, \"row\": {row}}}\n");
         hash.update(line.as_bytes());
@@ -198,5 +202,5 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
         None => fs::rename(own, &path),
     };
     kept.map_err(|e| Error::io("write", &path, e))?;
-    Ok(PromptFile { path, _held: held, made, skipped })
+    Ok(PromptFile { path, _held: held, made, skipped, answered })
 }

@@ -92,6 +92,44 @@ fn texts_end_by_their_own_prompts() {
     assert_eq!((&ended["ids"], &ended["finish"]), (&json!(ids[..=at]), &json!("stop")), "{end}");
 }
 
+/// The answer that ends a conversation is no part of its prompt, and that is said.
+#[test]
+fn answers_of_a_data_set_are_left_out_of_prompts() {
+    let dir = model();
+    let chat = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    fs::write(dir.path("chat.jinja"), chat).unwrap();
+    let write = |row: &Value| fs::write(dir.path("p.jsonl"), format!("{row}\n").repeat(2)).unwrap();
+    let texts = |row: &Value| {
+        write(row);
+        let flags = "generate model p.jsonl --max-new-tokens 6 --temperature 0 --tokenizer-chat-template chat.jinja";
+        run(&dir, FLATSHARD, &flags.split_whitespace().collect::<Vec<_>>())
+    };
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let (user, answer) = (message("user", "2+3?"), message("assistant", "5"));
+    let (code, asked, said) = texts(&json!({"messages": [user]}));
+    assert!(code == 0 && asked.contains("logprobs") && !said.contains("not read"), "{said}");
+    let note = "not read: answers that end conversations (what comes before is the prompt) in 2 rows";
+    let told = |from: &str, value: &str| json!({"from": from, "value": value});
+    let whole = json!({"messages": [user, answer], "answer": "5"});
+    for row in [&whole, &json!({"conversations": [told("human", "2+3?"), told("gpt", "5")]})] {
+        let (code, out, said) = texts(row);
+        assert!(code == 0 && out == asked && said.contains(note), "{row}: {said}");
+    }
+    for (row, says) in [
+        (json!({"prompt": [user, answer]}), "p.jsonl: line 1 has a prompt that ends with an assistant message"),
+        (json!({"messages": [answer]}), "p.jsonl: line 1 has no messages that ask"),
+        (json!({"instruction": "a", "output": "b", "text": "a b"}), "line 1 has `text` next to `instruction`"),
+    ] {
+        let (code, out, said) = texts(&row);
+        assert!(code == 2 && out.is_empty() && said.contains(says), "{row}: {code} {said}");
+    }
+    write(&whole);
+    let grpo = "grpo model p.jsonl --reward length:3 --group-size 2 --max-new-tokens 4 --batch-size 2 --max-steps 1 --max-len 40 \
+                --nproc-per-node 1 --tokenizer-chat-template chat.jinja";
+    let (code, _, said) = run(&dir, FLATSHARD, &grpo.split_whitespace().collect::<Vec<_>>());
+    assert!(code == 0 && said.contains(note), "{said}");
+}
+
 #[test]
 fn rows_that_are_no_prompts_are_refused_by_line() {
     let dir = model();

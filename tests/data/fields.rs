@@ -195,6 +195,19 @@ fn what_a_template_leaves_out_is_named_and_not_answered() {
     assert_eq!(dropped(format(known), json!({"messages": [say("user", "q"), call]})), Drop::NoAnswer);
 }
 
+/// A role that the template names is known, as OLMo 3's `environment` and its calls in a field of their own.
+#[test]
+fn roles_that_a_template_names_are_known() {
+    let olmo = "{% for m in messages %}{% if m.role == 'environment' %}[{{ m.content }}]{% else %}<|{{ m.role }}|>\
+                {{ m.content or m.function_calls }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let call = json!({"role": "assistant", "content": null, "function_calls": "f()"});
+    let from = json!({"messages": [say("user", "q"), call, say("environment", "r"), say("assistant", "a")]});
+    let expected = "<|user|>q<|end|><|assistant|>f()<|end|>[r]<|assistant|>a<|end|>";
+    assert_eq!(seen(turns(olmo), &from), (expected.into(), vec!["f()<|end|>".into(), "a<|end|>".into()]));
+    let fault = recipe(turns(TOOLS)).row(from.as_object().unwrap(), &mut TokenizedRow::default()).unwrap_err();
+    assert!(fault.contains("message 2 with role \"environment\"; the chat template does not name it"), "{fault}");
+}
+
 /// A row about pictures is not one of its text alone, unless there are none.
 #[test]
 fn conversations_with_pictures_are_refused() {

@@ -13,7 +13,8 @@ const FILES: [&str; 9] =
 const IDS: &str = "prompt_ids";
 const MESSAGES: &str = "messages";
 /// Fields that hold a prompt; the first of a row counts.
-const FIELDS: [&str; 4] = [IDS, "prompt", MESSAGES, "text"];
+const FIELDS: [&str; 5] = [IDS, "prompt", MESSAGES, "conversations", TEXT];
+const TEXT: &str = "text";
 
 /// What a prompt is.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,11 +34,14 @@ pub struct PromptRow {
 }
 
 impl PromptRow {
-    /// The prompt for people, without a template.
-    pub fn shown(&self, tokenizer: &Tokenizer) -> String {
+    /// The prompt for people, without a template. `answered`: it ends before the last message.
+    pub fn shown(&self, tokenizer: &Tokenizer, answered: bool) -> String {
         match &self.asked {
             PromptKind::Text(text) => text.clone(),
-            PromptKind::Field(key) => shown(&self.fields[key]),
+            PromptKind::Field(key) => match &self.fields[key] {
+                Value::Array(messages) if answered => shown(&Value::Array(messages[..messages.len() - 1].to_vec())),
+                asked => shown(asked),
+            },
             PromptKind::Ids(ids) => tokenizer.decode(ids),
         }
     }
@@ -47,10 +51,11 @@ impl PromptRow {
 fn shown(asked: &Value) -> String {
     match asked {
         Value::String(text) => text.clone(),
-        Value::Object(message) => message.get("content").map_or(String::new(), shown),
+        Value::Object(message) => message.get("content").or(message.get("value")).map_or(String::new(), shown),
         Value::Array(messages) if messages.len() == 1 => shown(&messages[0]),
         Value::Array(messages) => {
-            let line = |of: &Value| format!("{}: {}", of["role"].as_str().unwrap_or_default(), shown(of));
+            let role = |of: &Value| of["role"].as_str().or(of["from"].as_str()).unwrap_or_default().to_string();
+            let line = |of: &Value| format!("{}: {}", role(of), shown(of));
             messages.iter().map(line).collect::<Vec<_>>().join("\n")
         }
         other => other.to_string(),
@@ -88,7 +93,7 @@ pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
 #[derive(Clone, Copy)]
 pub enum PromptField<'a> {
     Named(&'a str),
-    /// The first that a row has of `prompt_ids`, `prompt`, `messages` and `text`; a setting may name another.
+    /// The first that a row has of [`FIELDS`]; a setting may name another.
     Unnamed,
     /// The same, and no setting names another.
     Known,
@@ -173,21 +178,24 @@ pub fn read(
 fn asked(row: &mut JsonRow, field: PromptField) -> RowResult<PromptKind> {
     let is_given = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
     let keys = || row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let remedy = match field {
+        PromptField::Unnamed => ". Name the field of the prompt with `input_key`",
+        _ => "",
+    };
     let name = match field {
         PromptField::Named(key) => {
             Some(key).filter(is_given).ok_or_else(|| format!("has no `{key}`; its keys are: {}", keys()))?
         }
         _ => FIELDS.into_iter().find(is_given).ok_or_else(|| {
-            let known = "`prompt`, `messages`, `text` or `prompt_ids`";
-            let remedy = match field {
-                PromptField::Unnamed => ". Name the field of the prompt with `input_key`",
-                _ => "",
-            };
+            let known = "`prompt`, `messages`, `conversations`, `text` or `prompt_ids`";
             format!("has no prompt in {known}; its keys are: {}{remedy}", keys())
         })?,
     };
+    if name == TEXT && !matches!(field, PromptField::Named(_)) && row.contains_key("instruction") {
+        return Err(format!("has `text` next to `instruction`, whose answer it may hold{remedy}"));
+    }
     // Columns of CSV and Parquet files may hold lists as JSON text.
-    let is_list = |text: &&str| [IDS, MESSAGES].contains(&name) && text.trim_start().starts_with('[');
+    let is_list = |text: &&str| (name == IDS || FIELDS[2..4].contains(&name)) && text.trim_start().starts_with('[');
     if let Some(text) = row[name].as_str().filter(is_list) {
         let list = serde_json::from_str(text).map_err(|e| format!("has {name} that are text, but not JSON ({e})"))?;
         row.insert(name.into(), list);
@@ -202,6 +210,16 @@ fn asked(row: &mut JsonRow, field: PromptField) -> RowResult<PromptKind> {
         other => Err(format!("has {name} {}; text, or a list of messages, is expected", quote(other))),
     }
 }
+
+/// The tokens of a prompt.
+pub struct EncodedPrompt {
+    pub ids: Vec<u32>,
+    /// The row goes on with an answer, which is not in it.
+    pub answered: bool,
+}
+
+/// What is said of such rows.
+pub const ANSWERED: &str = "answers that end conversations (what comes before is the prompt)";
 
 /// Turns prompts into tokens, as the settings say.
 pub struct PromptEncoder<'a> {
@@ -218,9 +236,9 @@ impl<'a> PromptEncoder<'a> {
         PromptEncoder { format, tokenizer, system, vocab: spec.vocab, max_len: spec.max_len }
     }
     /// The tokens, with room for at least one more.
-    pub fn encode(&self, row: &PromptRow) -> Result<Vec<u32>> {
+    pub fn encode(&self, row: &PromptRow) -> Result<EncodedPrompt> {
         let PromptRow { place, asked, fields } = row;
-        let mut tokens = Vec::new();
+        let (mut tokens, mut answered) = (Vec::new(), false);
         let bad = |e| Error::input(format!("{place} {e}"));
         match asked {
             PromptKind::Ids(ids) => {
@@ -232,7 +250,10 @@ impl<'a> PromptEncoder<'a> {
             PromptKind::Field(key) => {
                 let asked = self.format.asked_by(fields, key, self.system);
                 match asked.map_err(|what| Error::input(format!("{place} {what}")))? {
-                    Some(asked) => self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?,
+                    Some((asked, has_answer)) => {
+                        answered = has_answer;
+                        self.tokenizer.encode(&asked, &mut tokens).map_err(bad)?;
+                    }
                     None => tokens = self.text(place, fields[key].as_str().unwrap_or_default())?,
                 }
             }
@@ -248,7 +269,7 @@ impl<'a> PromptEncoder<'a> {
                 self.max_len
             )));
         }
-        Ok(tokens)
+        Ok(EncodedPrompt { ids: tokens, answered })
     }
     /// The tokens of a prompt that is text.
     fn text(&self, place: &str, prompt: &str) -> Result<Vec<u32>> {

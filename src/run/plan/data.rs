@@ -6,6 +6,7 @@ use crate::data::{
     Cache, ChatTemplate, DataOptions, Dataset, Format, InputLoss, LoaderOptions, Shape, Tokenizer, tokenizer,
 };
 use crate::nn::Spec;
+use crate::run::generate::prompts::ANSWERED;
 use crate::run::plan::model::ModelPlan;
 use crate::run::plan::ranks::RankPlan;
 use crate::run::plan::{engine, objective, tokens};
@@ -135,7 +136,10 @@ impl RunData {
         let parts = options.train.iter().map(|(part, weight)| Ok((open(part)?, *weight)));
         let train = Dataset::mix(parts.collect::<Result<_>>()?)?;
         let train = match &options.prompts {
-            Some(PromptFile { made, skipped, .. }) => train.made_from(made, (skipped.count, skipped.first.as_ref())),
+            Some(PromptFile { made, skipped, answered, .. }) => {
+                let unread = (*answered > 0).then(|| (ANSWERED.to_string(), *answered));
+                train.made_from(made, (skipped.count, skipped.first.as_ref()), unread)
+            }
             None => train,
         };
         let eval = options.eval.as_ref().map(Dataset::open).transpose().map_err(|e| in_setting("eval_dataset", e))?;

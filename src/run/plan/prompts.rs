@@ -6,7 +6,7 @@ use crate::comm::MeshSizes;
 use crate::data::{JsonRow, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, PromptEncoder, PromptField, PromptRow};
+use crate::run::generate::prompts::{self, EncodedPrompt, PromptEncoder, PromptField, PromptRow};
 use crate::run::rollouts;
 use crate::run::rollouts::rewards::Rewards;
 use crate::run::settings::Settings;
@@ -58,7 +58,8 @@ impl SamplePrompts {
         let mut rows = Vec::new();
         let push = &mut |row: Result<PromptRow>| {
             let row = row?;
-            let (shown, tokens) = (row.shown(tokenizer), encoder.encode(&row)?);
+            let EncodedPrompt { ids: tokens, answered } = encoder.encode(&row)?;
+            let shown = row.shown(tokenizer, answered);
             let PromptRow { place, fields, .. } = row;
             let judged = |rewards: &Rewards| {
                 rewards.check_row(&fields, &place)?;
