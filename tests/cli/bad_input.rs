@@ -74,11 +74,15 @@ fn sizes_larger_than_any_machine() {
 fn flags_without_effect() {
     refused(&["--momentum", "0.5"], &["--momentum 0.5 has no effect here", "--optimizer sgd"]);
     refused(&["--min-lr-ratio", "0.2"], &["--min-lr-ratio 0.2", "--lr-scheduler cosine_with_min_lr"]);
+    // That is also the value which cosine_with_min_lr has by default.
+    refused(
+        &["--min-lr-ratio", "0.1"],
+        &["--min-lr-ratio 0.1 has no effect here", "--lr-scheduler cosine_with_min_lr"],
+    );
     refused(&["--wrap-min-params", "5"], &["--wrap-min-params 5", "--auto-wrap size"]);
     refused(&["--no-eval", "--eval-every", "5"], &["--eval-every 5", "or use --eval"]);
     refused(&["--no-sample", "--sample-tokens", "5"], &["--sample-tokens 5", "or use --sample"]);
-    let (dir, defaults) =
-        (Dir::new(), ["--momentum", "0.9", "--min-lr-ratio", "0.1", "--no-eval", "--eval-every", "0"]);
+    let (dir, defaults) = (Dir::new(), ["--momentum", "0.9", "--no-eval", "--eval-every", "0"]);
     let mut print = defaults.to_vec();
     print.push("--print-config"); // a file with all settings
     assert!(output(&print).status.success());

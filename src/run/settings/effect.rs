@@ -3,6 +3,7 @@
 use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::nn::Arch;
+use crate::optim::DecayShape;
 use crate::run::settings::model::ModelSettings;
 use crate::run::settings::names::{ArchName, StrategyName};
 use serde_json::{Value, json};
@@ -29,6 +30,13 @@ pub fn supersede(lower: &mut Value, upper: &Value) {
 /// Changes the defaults that depend on `requested`, the settings of files and flags.
 pub fn imply(requested: &Value, defaults: &mut Value) {
     supersede(defaults, requested);
+    // Without a schedule that ends above 0 there is none, so that any that is given is refused.
+    if (requested["optim"]["lr_scheduler"].as_str().or(defaults["optim"]["lr_scheduler"].as_str()))
+        == Some("cosine_with_min_lr")
+        && defaults["optim"]["min_lr_ratio"].is_null()
+    {
+        defaults["optim"]["min_lr_ratio"] = json!(DecayShape::MIN_RATIO);
+    }
     if ["zero_stage", "deepspeed"].iter().any(|key| !requested["fsdp"][key].is_null()) {
         defaults["fsdp"]["backend"] = "zero".into();
     }

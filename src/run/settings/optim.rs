@@ -45,7 +45,7 @@ pub struct OptimSettings {
     /// Learning-rate decay after warmup, to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio * lr)
     #[arg(long)]
     pub lr_scheduler: Option<SchedulerName>,
-    /// cosine_with_min_lr: final learning rate as a fraction of lr
+    /// cosine_with_min_lr: final learning rate as a fraction of lr [default: 0.1]
     #[arg(long, value_name = "RATIO")]
     pub min_lr_ratio: Option<f64>,
     /// Clip the global gradient norm to this value; 0: no clipping
