@@ -1,8 +1,10 @@
 //! Reads and writes `adapter_config.json`, the PEFT library's LoRA config. Never writes weights.
 mod config;
+mod targets;
 mod tensors;
 
 pub use config::{AdapterConfig, FILE, read};
+pub use targets::targets;
 pub(super) use tensors::{AdapterTensors, LowRank};
 
 use self::config::fused;

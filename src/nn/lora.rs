@@ -21,7 +21,7 @@ pub struct Lora {
     pub alpha: f32,
     /// Dropout probability of the adapter's input in training, in [0, 1).
     pub dropout: f32,
-    /// Last parts of module names (`q_proj`), or `all-linear`.
+    /// Ends of the paths of modules (`q_proj`, `layers.0.self_attn.q_proj`), or `all-linear`.
     pub targets: Vec<String>,
 }
 
@@ -70,8 +70,8 @@ fn is_router(segment: &Segment) -> bool {
 /// The matrix of Nemotron-H that ends a Mamba layer: PEFT refuses to load an adapter of it.
 const UNLOADABLE: &str = ".mixer.out_proj.weight";
 
-/// The module's name for [`Lora::targets`], if an adapter can be attached to the segment.
-pub(super) fn target(segment: &Segment) -> Option<&str> {
+/// The last part of the module's name, if an adapter can be attached to the segment.
+pub fn linear_module(segment: &Segment) -> Option<&str> {
     let is_matrix = segment.shape.len() == 2 && !segment.name.ends_with(UNLOADABLE);
     let module = segment.name.strip_suffix(".weight").filter(|_| is_matrix)?;
     module.rsplit('.').next().filter(|name| !is_router(segment) && (!is_of_root(segment) || *name == ROOT_MODULE))
@@ -85,7 +85,7 @@ fn is_of_root(segment: &Segment) -> bool {
 /// Names of all modules that adapters can be attached to.
 pub fn linear_modules(layouts: &[Layout]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for name in layouts.iter().flat_map(|l| &l.segments).filter_map(target) {
+    for name in layouts.iter().flat_map(|l| &l.segments).filter_map(linear_module) {
         if !names.iter().any(|known| known == name) {
             names.push(name.to_string());
         }
@@ -109,15 +109,20 @@ fn adapter_tp(matrix: Tp) -> (Tp, Tp) {
     }
 }
 
+/// The module name of the matrix `segment`, if `target` names it.
+fn named<'a>(target: &str, segment: &'a Segment) -> Option<&'a str> {
+    let module = linear_module(segment).and_then(|_| segment.name.strip_suffix(".weight"))?;
+    let ends = || module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    (target == ALL_LINEAR || ends()).then_some(module)
+}
+
 impl Lora {
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
     }
     /// The module name of the matrix `segment`, if it is a target.
     fn module<'a>(&self, segment: &'a Segment) -> Option<&'a str> {
-        let last = target(segment)?;
-        let adapts = self.targets.iter().any(|t| t == ALL_LINEAR || t == last);
-        segment.name.strip_suffix(".weight").filter(|_| adapts)
+        self.targets.iter().find_map(|target| named(target, segment))
     }
     /// Freezes the model, except for the score head of a reward model, and appends the adapters' segments to those of
     /// each block.
@@ -135,6 +140,9 @@ impl Lora {
         let kept = |s: &Segment| if goes_with_adapters(s) { Storage::Trained } else { Storage::Frozen };
         root.segments.iter_mut().for_each(|s| s.storage = kept(s));
         let (known, routes) = (linear_modules(layouts), layouts.iter().flat_map(|l| &l.segments).any(is_router));
+        let names_none =
+            |target: &&String| !layouts.iter().flat_map(|l| &l.segments).any(|s| named(target, s).is_some());
+        let unknown = self.targets.iter().find(names_none);
         let refuses = layouts.iter().flat_map(|l| &l.segments).any(|s| s.name.ends_with(UNLOADABLE));
         for (i, layout) in layouts.iter_mut().enumerate() {
             if i > 0 {
@@ -161,7 +169,7 @@ impl Lora {
                 }
             }
         }
-        match self.targets.iter().find(|t| *t != ALL_LINEAR && !known.contains(t)) {
+        match unknown {
             None if self.targets.is_empty() => Err(Error::input(format!(
                 "lora: target_modules is empty: use {ALL_LINEAR}, or some of {}",
                 known.join(", ")

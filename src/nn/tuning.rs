@@ -1,7 +1,7 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment, Storage};
-use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, target};
+use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, linear_module};
 use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
 use regex::Regex;
@@ -70,7 +70,7 @@ fn mark_fp8(layouts: &mut [Layout], exclude: &[String]) -> Result<()> {
     let n = blocks.len();
     let inner = blocks.iter_mut().take(n.saturating_sub(1)).skip(1);
     let mut matrices: Vec<&mut Segment> = inner.flat_map(|l| &mut l.segments).collect();
-    matrices.retain(|segment| target(segment).is_some() && !is_adapter(segment));
+    matrices.retain(|segment| linear_module(segment).is_some() && !is_adapter(segment));
     let names = match matrices.first() {
         Some(first) => format!("names are like {}", first.name),
         None => format!("{n} blocks have none, because the first and the last stay in bf16"),

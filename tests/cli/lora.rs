@@ -266,3 +266,49 @@ fn adapters_do_not_resume_on_another_base() {
     assert!(text.contains("holds adapters of another model than --pretrain"), "{text}");
     run(dir.path(), &one, &with(&["--max-steps", "2", "--resume", "auto"]));
 }
+
+/// Regular expressions and ends of paths adapt the modules that PEFT adapts, and the saved config names these again.
+/// `tests/golden/targets.py` asked PEFT.
+#[test]
+fn targets_are_those_of_peft() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let cases: Vec<Value> = serde_json::from_slice(&fs::read(golden.join("targets.json")).unwrap()).unwrap();
+    for case in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let strings = |value: &Value| -> Vec<String> {
+            let one = value.as_str().map(|one| vec![one.to_string()]);
+            one.unwrap_or_else(|| value.as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_string()).collect())
+        };
+        let (targets, wanted) = (strings(&case["target"]), strings(&case["modules"]));
+        let mut args =
+            vec!["--lora-rank", "2", "--max-steps", "1", "--nproc-per-node", "1", "--save-adapter", "adapter"];
+        args.push("--lora-target-modules");
+        args.extend(targets.iter().map(String::as_str));
+        run(dir.path(), &golden.join(case["model"].as_str().unwrap()), &args);
+        let adapter = Tensors::read(&dir.path().join("adapter/adapter_model.safetensors")).floats;
+        let module =
+            |name: &String| name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight").map(String::from);
+        let mut adapted: Vec<String> = adapter.keys().filter_map(module).collect();
+        adapted.sort();
+        assert_eq!(adapted, wanted, "{case}");
+        let config = fs::read(dir.path().join("adapter/adapter_config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let saved = strings(&config["target_modules"]);
+        let named = |module: &String| saved.iter().any(|target| module.ends_with(&format!(".{target}")));
+        assert!(wanted.iter().all(named), "{case}: {saved:?}");
+        let whole = targets == saved || wanted.len() % saved.len() == 0 && saved.iter().all(|name| !name.contains('.'));
+        assert!(whole || saved.len() == wanted.len(), "{case}: {saved:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (targets, part) in [
+        (&[r"model\.layers\.9\..*"][..], "matches no module's whole path, such as model.layers.0.self_attn.q_proj"),
+        (&["(q_proj"], "not a supported regular expression"),
+        (&["q_proj|k_proj", "v_proj"], "must be its only value"),
+        (&[".*embed_tokens"], "matches model.embed_tokens, whose adapters are not supported"),
+        (&["self_attn.up_proj"], "matches no module's whole path"),
+    ] {
+        let args = [&["--lora-rank", "2", "--lora-target-modules"][..], targets].concat();
+        let text = refused(dir.path(), &base(), &args);
+        assert!(text.contains(part), "{targets:?}: {text}");
+    }
+}

@@ -1,6 +1,7 @@
 //! The engine's options: sharding strategy, optimizer, recomputation, freezing and adapters. Never builds an engine.
 use super::{objective, tensor, zero};
 use crate::base::{DType, Error, Result};
+use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
@@ -147,16 +148,20 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
         }
         Some(names) => names,
     };
+    let tower = || s.model.pretrain.as_deref().map_or(Ok(false), ckpt::hf::has_tower);
+    let lora = |rank| {
+        Ok::<_, Error>(Lora {
+            rank,
+            alpha: l.alpha.unwrap_or(rank as f64) as f32,
+            dropout: l.dropout.unwrap_or(0.0) as f32,
+            targets: ckpt::adapter::targets(targets(), spec, tower)?,
+        })
+    };
     Ok(Tuning {
         freeze: t.freeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scales()?,
-        lora: l.rank.map(|rank| Lora {
-            rank,
-            alpha: l.alpha.unwrap_or(rank as f64) as f32,
-            dropout: l.dropout.unwrap_or(0.0) as f32,
-            targets: targets(),
-        }),
+        lora: l.rank.map(lora).transpose()?,
         load_in_4bit: l.load_in_4bit == Some(true),
         fp8: s.precision.fp8(),
         uniform: s.fsdp.use_orig_params == Some(false),
