@@ -281,6 +281,17 @@ fn adapters_of_experts_are_saved_resumed_and_merged() {
         let loss = |name: &str| number(events(&dir.path(name), "eval").last().unwrap(), "loss");
         let [half, then, now] = ["1", "2", "again"].map(|part| loss(&format!("{family}-{part}.jsonl")));
         assert!(then < half && (then / now - 1.0).abs() < 2e-6, "{family}: {half}, {then} and {now}");
+        let [gate, up, down] = if family == "mixtral" { ["w1", "w3", "w2"] } else { kinds };
+        let partial = |targets: &str| {
+            let plan = format!("{train} {two} --max-steps 5 --ckpt-dir {family}-none --print-config");
+            run(&dir, &plan.replace("all-linear", targets)).1
+        };
+        let said = partial(&format!("{gate} {up}"));
+        let lost = format!("without {down}: PEFT 0.21 leaves them out");
+        assert!(said.contains(&lost) && said.contains(&format!("add {down} to")), "{said}");
+        for all in [format!("{gate} {up} {down}"), down.to_string(), "q_proj".into()] {
+            assert!(!partial(&all).contains("PEFT"), "{all}");
+        }
         let other = format!("{train} {two} --resume auto --max-steps 40").replace("all-linear", "q_proj");
         let (code, text) = run(&dir, &other);
         assert!(code == 2 && text.contains("target_modules"), "{family}: {code}: {text}");

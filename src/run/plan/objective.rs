@@ -3,7 +3,7 @@ use crate::base::{Error, Result, open};
 use crate::ckpt;
 use crate::data::{Format, LabelKeys, PairKeys, Preferences};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
-use crate::nn::{Arch, Decoder, Spec, is_adapter};
+use crate::nn::{Arch, Decoder, Segment, Spec, is_adapter};
 use crate::run::generate::prompts::{self, PromptField};
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::rollouts;
@@ -11,7 +11,7 @@ use crate::run::settings::value::set;
 use crate::run::settings::{LossName, ObjectiveName, Settings};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -261,15 +261,27 @@ pub fn models(s: &Settings) -> Result<Map<String, Value>> {
     given.map(|(name, dir)| Ok((name.into(), format!("{:016x}", ckpt::weights_hash(dir)?).into()))).collect()
 }
 
+/// The last part of the name of the module that an adapter's matrix is of.
+fn adapted_module(segment: &Segment) -> Option<&str> {
+    segment.name.rsplit('.').nth(2)
+}
+
 /// What a person who shares the run's adapters should know.
 pub fn unread_by_peft(decoder: &Decoder) -> Option<String> {
-    let mut experts = decoder.layouts().iter().filter(|layout| layout.experts).flat_map(|layout| &layout.segments);
-    let lost = decoder.spec().arch == Arch::NemotronH && experts.any(is_adapter);
-    lost.then(|| {
-        "adapters of nemotron_h's experts: PEFT 0.21 leaves them out without a word when it loads them; `flatshard merge` and \
-         --save-hf merge them"
-            .into()
-    })
+    let experts = decoder.layouts().iter().filter(|layout| layout.experts).flat_map(|layout| &layout.segments);
+    let adapted: BTreeSet<&str> = experts.filter(|segment| is_adapter(segment)).filter_map(adapted_module).collect();
+    let [.., down] = decoder.spec().arch.family().modules.sparse.expert;
+    let but = match decoder.spec().arch {
+        _ if adapted.is_empty() => return None,
+        Arch::NemotronH => "nemotron_h's experts: PEFT 0.21 leaves them out without a word when it loads them; ".into(),
+        _ if adapted.contains(down) => return None,
+        _ => format!(
+            "experts' {} without {down}: PEFT 0.21 leaves them out when it loads them with transformers 5, or refuses \
+             them; add {down} to --lora-target-modules, or merge them: ",
+            Vec::from_iter(adapted).join(" and ")
+        ),
+    };
+    Some(format!("adapters of {but}`flatshard merge` and --save-hf merge them"))
 }
 
 /// Refuses adapters in the checkpoint of `resume` that were trained on other weights.
