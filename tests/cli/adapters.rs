@@ -39,6 +39,7 @@ fn merges_are_those_of_peft() {
         ("tied", "dora", "14 adapters"),
         ("gpt2", "dora_transposed", "4 adapters"),
         ("qwen2", "named_twice", "2 adapters and 2 whole tensors"),
+        ("tied", "factors_together", "3 adapters and 1 whole tensors"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let Output { status, stderr, .. } = merge(dir.path(), base, &golden(adapter));
@@ -96,6 +97,10 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         refused(dir.path(), "qwen2", &copied("tokens", &|config| config["trainable_token_indices"] = tokens.clone()));
     assert!(text.contains("an embedding of token 20, but this model has 20 tokens"), "{text}");
 
+    // A tied head's own product.
+    let apart = copied("factors_together", &|config| config["alpha_pattern"] = json!({"lm_head": 7}));
+    assert!(refused(dir.path(), "tied", &apart).contains("ties its head to its embeddings"));
+
     // Tensors that the model does not have, or has in another shape.
     let text = refused(dir.path(), "gpt2", &golden("patterns"));
     assert!(text.contains("this model has no model.layers.0"), "{text}");
@@ -107,6 +112,8 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         fs::write(grown.join("adapter_model.safetensors"), file).unwrap();
         refused(dir.path(), "qwen2", &grown)
     };
+    let text = stored("base_model.model.model.layers.0.self_attn.o_proj.lora_B.bias", 1);
+    assert!(text.contains("o_proj.bias: `lora_bias` adds one") && text.contains("cannot be merged"), "{text}");
     let text = stored("base_model.model.score.weight", 1);
     assert!(text.contains("the head of a reward model, which needs --objective rm"), "{text}");
     let text = stored("base_model.model.model.embed_tokens.weight", 22);

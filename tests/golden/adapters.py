@@ -70,11 +70,28 @@ ADAPTERS = {
     "dora_embeddings": ("qwen2", {"r": 2, "use_dora": True, "target_modules": ["embed_tokens"]}),
     # As after a vocabulary has grown, for which PEFT saves the embeddings under their own names, too.
     "named_twice": ("qwen2", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
+    "factors_together": (
+        "tied",
+        {"r": 2, "lora_alpha": 3, "target_modules": ["embed_tokens", "o_proj"], "ensure_weight_tying": True},
+    ),
 }
 
 
 def base(name):
     return AutoModelForCausalLM.from_pretrained(HERE / name, dtype=torch.float32)
+
+
+def together(adapted):
+    """The tied model that computes what the adapted one does. PEFT's own merge adds the product to the one tensor twice."""
+    tokens = torch.tensor([[3, 17, 5, 0, 19]])
+    with torch.no_grad():
+        wanted = adapted.eval()(tokens).logits
+        merged = base("tied")
+        for name, module in adapted.base_model.model.named_modules():
+            if hasattr(module, "get_delta_weight") and name != "lm_head":
+                merged.get_submodule(name).weight += module.get_delta_weight("default")
+        assert (merged.eval()(tokens).logits - wanted).abs().max() < 1e-5
+    return merged.state_dict()
 
 
 def main():
@@ -87,7 +104,11 @@ def main():
         model = get_peft_model(base(of), LoraConfig(task_type="CAUSAL_LM", **keys))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.data = (0.3 * torch.randn_like(parameter)).bfloat16().float()
+                values = (0.3 * torch.randn_like(parameter)).bfloat16().float()
+                if name == "factors_together":  # those of the head are views of those of the embeddings
+                    parameter.data.copy_(values)
+                else:
+                    parameter.data = values
         model.save_pretrained(HERE / name, save_embedding_layers=name == "named_twice" or "auto")
         (HERE / name / "README.md").unlink()
         path = HERE / name / "adapter_config.json"  # without the name of the directory that it was made in
@@ -96,7 +117,8 @@ def main():
             config["target_modules"] = sorted(config["target_modules"])
         path.write_text(json.dumps(config, indent=2) + "\n")
         before = base(of).state_dict()
-        after = PeftModel.from_pretrained(base(of), HERE / name).merge_and_unload().state_dict()
+        loaded = PeftModel.from_pretrained(base(of), HERE / name)
+        after = together(loaded) if name == "factors_together" else loaded.merge_and_unload().state_dict()
         assert before.keys() == after.keys()
         changed = {key: value.clone() for key, value in after.items() if not torch.equal(value, before[key])}
         if name != "apart":  # PEFT itself saves a model that is not the one it trained

@@ -96,7 +96,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("use_qalora", "adapters of groups of inputs (QA-LoRA)"),
     ("velora_config", "adapters with compressed activations (VeLoRA)"),
 ];
-const UNMERGEABLE: &str = "such adapters cannot be merged into a model, so use PEFT itself";
+pub(super) const UNMERGEABLE: &str = "such adapters cannot be merged into a model, so use PEFT itself";
 const UNMERGED: [&str; 2] = ["alora_invocation_tokens", "arrow_config"];
 
 /// The remedy for what only PEFT can merge.

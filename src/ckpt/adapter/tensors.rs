@@ -5,7 +5,7 @@ use super::super::elements::{not_finite, widen};
 use super::super::layout::{ADAPTER_PREFIX, FileTensor, Tensors};
 use super::super::naming::{Naming, is_visual};
 use super::super::source::{HEAD, OpenedFiles, TABLES, TensorSource};
-use super::config::{AdapterConfig, MERGE, WEIGHTS, read};
+use super::config::{AdapterConfig, MERGE, UNMERGEABLE, WEIGHTS, read};
 use crate::base::{Error, Result};
 use crate::nn::{Arch, Layout, SCORE, Spec};
 use safetensors::Dtype;
@@ -44,6 +44,14 @@ struct ProductParts {
     /// DoRA: the norm of each row of the merged matrix, of a transpose's columns.
     magnitude: Option<FileTensor>,
     scale: f32,
+}
+
+impl ProductParts {
+    /// Two matrices, and nothing else.
+    fn is_plain(&self) -> bool {
+        let is_matrix = |tensor: &Option<FileTensor>| tensor.as_ref().is_some_and(|tensor| tensor.shape.len() == 2);
+        is_matrix(&self.a) && is_matrix(&self.b) && self.magnitude.is_none()
+    }
 }
 
 /// A product's factors in row-major f32: A (rank, columns) and B (rows, rank).
@@ -188,13 +196,30 @@ impl AdapterTensors {
         if !self.changes.contains_key(HEAD) && self.changes.get(&table).is_some_and(rows) {
             return Ok(());
         }
-        let whole = |name: &str| self.changes.get(name).filter(|c| c.added.is_none()).and_then(|c| c.whole.as_ref());
-        let (Some(a), Some(b)) = (whole(&table), whole(HEAD)) else { return Err(self.tied(&table)) };
-        if a.shape != b.shape || !self.equal(a, b)? {
+        let same = match [&table[..], HEAD].map(|name| self.changes.get(name)) {
+            [Some(a), Some(b)] => self.is_same_change(a, b)?,
+            _ => false,
+        };
+        if !same {
             return Err(self.tied(&table));
         }
         self.changes.remove(HEAD);
         Ok(())
+    }
+    /// The same values of whole tensors, and the same factors of products: PEFT's `ensure_weight_tying` gives
+    /// the head the transposed factors of the embeddings.
+    fn is_same_change(&self, a: &Change, b: &Change) -> Result<bool> {
+        let whole = match (&a.whole, &b.whole) {
+            (Some(a), Some(b)) => a.shape == b.shape && self.equal(a, b)?,
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        let added = match (&a.added, &b.added) {
+            (Some(of_a), Some(of_b)) if of_a.is_plain() && of_b.is_plain() => {
+                self.product(a)?.zip(self.product(b)?).is_some_and(|(a, b)| a.has_factors_of(&b))
+            }
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        Ok(whole && added && a.rows.is_none() && b.rows.is_none())
     }
     fn tied(&self, name: &str) -> Error {
         self.error(format!(
@@ -237,6 +262,8 @@ impl AdapterTensors {
                 "it is the head of a reward model, which needs `objective: rm`".into()
             } else if is_visual(name) {
                 format!("adapters of a vision tower are not supported: {MERGE}")
+            } else if change.added.as_ref().is_some_and(|added| added.bias) {
+                format!("`lora_bias` adds one, for which its class has no place: {UNMERGEABLE}")
             } else {
                 "use the model the adapter was trained on".to_string()
             };
@@ -363,6 +390,11 @@ fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 }
 
 impl LowRank {
+    /// The same sums of the same products.
+    fn has_factors_of(&self, other: &LowRank) -> bool {
+        (self.rank, self.columns, self.scale) == (other.rank, other.columns, other.scale)
+            && (&self.a, &self.b) == (&other.a, &other.b)
+    }
     /// How many outputs DoRA scales.
     pub fn scaled(&self) -> usize {
         self.magnitude.as_ref().map_or(0, Vec::len)
