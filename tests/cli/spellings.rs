@@ -274,6 +274,15 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
     same(&format!("{grpo} {two} --steps_per_generation 2"), &format!("{grpo} {two}"));
     refused(&format!("{grpo} {two} --steps_per_generation 4"), &["its own batch"]);
     same(&format!("{grpo} --generation_batch_size 16"), &format!("{grpo} --train-batch-size 2"));
+    // TRL adds several losses.
+    refused(
+        "--objective dpo --loss_type sigmoid sft",
+        &["--loss_type sft has no equivalent (TRL): the losses of pairs"],
+    );
+    refused("--objective dpo --loss_type simpo", &["--loss_type simpo has no equivalent"]);
+    refused("actor_rollout_ref.actor.gradclip=1", &["unknown flag --actor-rollout-ref.actor.gradclip", "nearest"]);
+    let lora = "--objective sft --lora-rank 8 --lora-alpha 32 --lora-target-modules all-linear";
+    same(&format!("{lora} --loss_scale default"), lora);
     // verl's settings, as Hydra takes them.
     same(
         &format!(

@@ -209,6 +209,18 @@ fn axolotl_chats_and_pairs() {
     let (read, _) = plan(&dir, "ax.yml", &pairs, "--tokenizer-chat-template chat.jinja");
     has(&read, &[("objective.objective", json!("dpo")), ("objective.beta", json!(0.3))]);
     has(&read, &[("objective.prompt_key", json!("talk"))]);
+    // Keys of its templates that ask for nothing, and those that change no result.
+    let more = "gptq_groupsize:\ninvented: false\nothers: []\nprocessor_type: AutoProcessor\neot_tokens: [<|im_end|>]\n\
+                tiled_mlp: true\nexpert_parallel_size: 1\ntensor_parallel_size: 1\n";
+    let (read, said) = plan(&dir, "ax.yml", &format!("{AXOLOTL}{more}"), "--verbose");
+    has(&read, &[("parallel.tp_size", json!(1))]);
+    for part in
+        ["invented: false has no effect here", "others: [] has no effect", "eot_tokens has no effect here: a turn"]
+    {
+        assert!(said.contains(part), "{said}");
+    }
+    refused(&dir, "ax.yml", &format!("{AXOLOTL}invented: 1\n"), &["unknown key invented"]);
+    refused(&dir, "ax.yml", &format!("{AXOLOTL}eot_tokens: [</think>]\n"), &["eot_tokens", "a turn ends where"]);
     // Its cosine ends at a ratio, and all linear layers come with those that it names.
     let ratio = AXOLOTL.replace("fp16:", "cosine_min_lr_ratio: 0.1\nlora_target_modules: [q_proj]\nfp16:");
     let (read, said) = plan(&dir, "ax.yml", &ratio, "--verbose");

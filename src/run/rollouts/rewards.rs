@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The field of a prompt's row that checkers compare with.
 const ANSWER: &str = "answer";
+/// The field of verl's rows that holds it as `ground_truth`.
+const JUDGED: &str = "reward_model";
 
 enum RewardKind {
     /// The text is the row's answer, without white space around them.
@@ -89,7 +91,7 @@ impl Rewards {
     /// Of a row's fields, those that are read: all by programs, and the answer by checkers.
     pub fn read_of(&self, mut row: JsonRow) -> JsonRow {
         if !self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Program(_))) {
-            row.retain(|key, _| key == ANSWER);
+            row.retain(|key, _| [ANSWER, JUDGED].contains(&key.as_str()));
         }
         in_json(row)
     }
@@ -162,8 +164,10 @@ fn schema(path: &str) -> std::result::Result<JsonSchema, String> {
 }
 
 /// The row's answer as text.
+/// The row's own, or that of verl's rows.
 fn answer(row: &JsonRow) -> Option<String> {
-    match row.get(ANSWER)? {
+    let own = row.get(ANSWER).filter(|answer| !answer.is_null());
+    match own.or_else(|| row.get(JUDGED)?.get("ground_truth"))? {
         Value::Null => None,
         Value::String(text) => Some(text.clone()),
         other => Some(other.to_string()),
@@ -175,12 +179,15 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn judge(names: &[&str], answer: Value, text: &str) -> f32 {
+    fn rewards(names: &[&str]) -> Rewards {
         let mut s = Settings::default();
         s.objective.reward = Some(names.iter().map(|name| name.to_string()).collect());
+        Rewards::new(&s).unwrap()
+    }
+    fn judge(names: &[&str], answer: Value, text: &str) -> f32 {
         let row = json!({"answer": answer}).as_object().unwrap().clone();
         let of = JudgedSample { row: &row, place: "p:1", sample: 0, step: 1, prompt: "", text, ids: &[1, 2, 3] };
-        Rewards::new(&s).unwrap().judge(&[of], &mut || None).unwrap().sums[0]
+        rewards(names).judge(&[of], &mut || None).unwrap().sums[0]
     }
 
     #[test]
@@ -204,5 +211,11 @@ mod tests {
             assert_eq!(judge(&[name], answer, text), reward, "{name} {text}");
         }
         assert_eq!(judge(&["json", "regex:1"], json!(null), "1"), 2.0);
+        // verl's rows have the answer within.
+        let of_verl = json!({"reward_model": {"style": "rule", "ground_truth": "72"}}).as_object().unwrap().clone();
+        let checker = rewards(&["number"]);
+        let row = checker.read_of(of_verl);
+        assert_eq!(answer(&row).as_deref(), Some("72"));
+        checker.check_row(&row, "p:1").unwrap();
     }
 }

@@ -49,6 +49,13 @@ pub struct FileBlock<'a> {
     tool: FileTool,
     /// Flags of the command line that decide what a key of another tool means.
     around: &'a [String],
+    /// About keys that no table has.
+    notes: Vec<String>,
+}
+
+/// A recipe of another tool has such values where its template names a key that this one does not use.
+fn asks_for_nothing(value: &Value) -> bool {
+    [Value::Null, json!(false), json!(""), json!([]), json!({})].contains(value)
 }
 
 /// The settings of one block.
@@ -64,7 +71,7 @@ impl<'a> FileBlock<'a> {
     pub fn new(path: &'a Path, at: &str, tool: FileTool, around: &'a [String]) -> Result<FileBlock<'a>> {
         let at = if at.is_empty() { String::new() } else { format!("{at}.") };
         let (out, given, foreign) = (Value::Object(Map::new()), Vec::new(), ForeignKeys::default());
-        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool, around })
+        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool, around, notes: Vec::new() })
     }
 
     /// Sections, including `distributed`; at the top level of the file also [`TOP`].
@@ -112,7 +119,7 @@ impl<'a> FileBlock<'a> {
         let plain = |text: String| text.replace(&prefix, "--");
         let read = self.foreign.read(self.out, self.around);
         let (settings, notes) = read.map_err(|e| Error::input(plain(format!("{place}: {e}"))))?;
-        let notes = notes.into_iter().map(|note| plain(format!("{place}: {note}"))).collect();
+        let notes = self.notes.into_iter().chain(notes).map(|note| plain(format!("{place}: {note}"))).collect();
         Ok(FileLayer { settings, notes, follows: false })
     }
 
@@ -146,6 +153,10 @@ impl<'a> FileBlock<'a> {
         }
         if self.is_section(key) {
             return self.body(at, value).map(drop);
+        }
+        if self.tool != FileTool::Own && asks_for_nothing(value) {
+            self.notes.push(format!("{at}: {value} has no effect here: it asks for nothing"));
+            return Ok(());
         }
         let within = self.schema.as_object().into_iter().flatten().filter(|(_, body)| body.get(key).is_some());
         let within: Vec<&str> = within.map(|(section, _)| section.as_str()).collect();

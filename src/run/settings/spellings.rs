@@ -164,8 +164,9 @@ impl Line<'_> {
         {
             *word = value.into();
         }
-        // A flag with a list of values may have several of them.
-        let units = match own || rows.iter().any(|row| row.flag.values.is_empty()) {
+        // A flag with a list of values may have several of them, even if it is ours for other values.
+        let several = words.len() > 1 && words.iter().all(|word| values().any(|value| means(word, value)));
+        let units = match own && !several || rows.iter().any(|row| row.flag.values.is_empty()) {
             true => vec![words],
             false => {
                 let parts = words.iter().flat_map(|word| word.split([' ', ',']).filter(|part| !part.is_empty()));

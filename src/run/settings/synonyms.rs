@@ -121,6 +121,12 @@ pub fn of_flag(name: &str) -> Vec<&'static Synonym> {
     flags().filter(|row| !row.is_own()).filter(named).collect()
 }
 
+/// Whether `tool` has other flags in the section of the dotted `name`.
+pub fn is_in_section(name: &str, tool: &str) -> bool {
+    let of = |name: &str| name.split_once('.').map(|(section, _)| section.to_string());
+    flags().filter(|row| row.tool == tool).flat_map(|row| &row.flag.names).any(|other| of(other) == of(name))
+}
+
 /// The flags of other tools that are read as ours.
 pub fn flag_names() -> impl Iterator<Item = &'static str> {
     all("flag").flat_map(|row| row.flag.names.iter().copied())

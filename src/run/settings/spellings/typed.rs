@@ -21,8 +21,10 @@ pub fn split(argv: impl IntoIterator<Item = String>) -> Vec<TypedFlag> {
     let mut typed: Vec<TypedFlag> = Vec::new();
     for word in argv {
         // Hydra's NAME=VALUE.
-        let is_setting =
-            |(name, _): &(&str, &str)| name.contains('.') && !synonyms::of_flag(&name.replace('_', "-")).is_empty();
+        let is_setting = |(name, _): &(&str, &str)| {
+            name.contains('.')
+                && (!synonyms::of_flag(&name.replace('_', "-")).is_empty() || synonyms::is_in_section(name, "verl"))
+        };
         let word = if word.split_once('=').filter(is_setting).is_some() { format!("--{word}") } else { word };
         let short = ["-h", "-V"].contains(&word.as_str());
         match (word.strip_prefix("--").filter(|flag| !flag.is_empty()), typed.last_mut()) {

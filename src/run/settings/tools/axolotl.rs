@@ -19,6 +19,9 @@ enum RowKind {
     },
 }
 
+/// Tokens that end a turn in the templates of models.
+const ENDS: [&str; 7] = ["<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|eot_id|>", "<|eot|>", "<|return|>"];
+
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     same_template(&tree, out)?;
     let pairs = tree.get("rl").is_some_and(|rl| !rl.is_null()) || tree.get("reward_model") == Some(&json!(true));
@@ -53,6 +56,9 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
                 out.idle(key, "lora_target_linear adapts all linear layers");
             }
             "plugins" => plugins(value, out)?,
+            "eot_tokens" if strings(value).is_some_and(|all| all.iter().all(|one| ENDS.contains(&one.as_str()))) => {
+                out.idle(key, "a turn ends where the chat template ends it, and that token has a loss");
+            }
             "val_set_size"
                 if value.as_f64() == Some(0.0) && tree.get("test_datasets").is_some_and(|sets| !sets.is_null()) =>
             {
