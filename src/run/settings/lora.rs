@@ -17,8 +17,8 @@ pub struct LoraSettings {
     /// Dropout probability on the input of the adapters, in [0, 1) [default: 0]
     #[arg(long = "lora-dropout", id = "lora_dropout", value_name = "P")] // `dropout` is the model's
     pub dropout: Option<f64>,
-    /// Modules to adapt, by the ends of their names, or as one regular expression for whole names, or all-linear [default:
-    /// q_proj v_proj]
+    /// Modules to adapt, by the ends of their names, or as one regular expression for whole names, or all-linear
+    /// [default: q_proj v_proj]
     #[arg(long = "lora-target-modules", num_args = 1.., value_name = "MODULE")]
     #[serde(deserialize_with = "one_or_many")]
     pub target_modules: Option<Vec<String>>,
