@@ -16,7 +16,7 @@ use super::json;
 use super::message;
 use super::pair_shapes;
 use super::shapes::{self, Shape};
-use super::talk::{left_out, talk};
+use super::talk::{known_roles, left_out, talk};
 use super::template::{ChatTemplate, Conversation, Rendered};
 use super::tokenizer::Tokenizer;
 use crate::device::IGNORE;
@@ -277,6 +277,7 @@ impl Recipe {
         if self.format.system_key.is_some() {
             turns = shapes::with_system(row, turns)?;
         }
+        known_roles(&turns, chat)?;
         let by_assistant = |turn: &Value| turn["role"] == "assistant";
         // All messages of TRL's `completion` are the response.
         let completion = Shape::of(row, true).filter(|shape| keys.0.is_none() && *shape == Shape::Completion);

@@ -53,11 +53,9 @@ impl Format {
     }
 }
 
-/// The messages, and what the row passes to the template besides them. A role that neither conversations nor the template
-/// know is a mistake in the data.
-pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowResult<Conversation> {
-    for (i, turn) in turns.iter().enumerate() {
-        let role = turn["role"].as_str().unwrap_or_default();
+/// A role that the template does not name is a mistake in the data, unless it is a common one.
+pub(super) fn known_roles(turns: &[Value], chat: &ChatTemplate) -> RowResult<()> {
+    for (i, role) in turns.iter().enumerate().filter_map(|(i, turn)| Some((i, turn["role"].as_str()?))) {
         // Granite's documents: `document {"document_id": "1"}`.
         let named = role.split(' ').next().unwrap_or_default();
         if !message::ROLES.contains(&role) && (named.is_empty() || !chat.mentions(named)) {
@@ -67,6 +65,12 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowRe
             ));
         }
     }
+    Ok(())
+}
+
+/// The messages, and what the row passes to the template besides them.
+pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowResult<Conversation> {
+    known_roles(turns, chat)?;
     let mut variables = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = present(row, name) else { continue };

@@ -450,7 +450,7 @@ fn skipped_and_dropped_prompts_are_counted_and_the_file_is_named() {
         ("--dataset q.parquet:0.5", "without weights"),
         ("--dataset chat.jinja", "chat.jinja: holds text, not rows"),
         ("--max-len 4 --skip-bad-rows", "--max-len 4 has no room for any prompt"),
-        ("--output-key a", "the data set has prompts, whose samples are trained on"),
+        ("--output-key a", "none of the rewards compares"),
     ] {
         let (words, mut flags) = (more.split_whitespace().collect::<Vec<_>>(), flags.clone());
         if let Some(at) = flags.iter().position(|flag| *flag == words[0]) {

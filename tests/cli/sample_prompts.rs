@@ -150,7 +150,7 @@ fn bad_files_are_refused_by_line_before_anything_starts() {
         (
             "bad.jsonl",
             Some("{\"prompt\": \"a\"}\n{}\n"),
-            "bad.jsonl: line 2 has no prompt in `prompt`, `messages`, `text` or `prompt_ids`; its keys are: \n",
+            "bad.jsonl: line 2 has no prompt in `prompt`, `messages`, `conversations`, `text` or `prompt_ids`; its keys are: \n",
         ),
         ("bad.jsonl", Some("{\"prompt\": \"a\"}\n{\"prompt_ids\": [9999]}\n"), "bad.jsonl: line 2 has token id"),
         ("bad.jsonl", Some("{\"prompt\": \"a\", \"tools\": []}\n"), "bad.jsonl: line 1 has tools, which text"),

@@ -264,7 +264,7 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
             ["datasets[0] and datasets[1]", "rendered by one template"],
         ),
         ("fp16:", "excess_length_strategy: drop\nfp16:", ["excess_length_strategy drop", "cut and counted"]),
-        ("fp16:", "fp17:", ["unknown key fp17", "fp16"]),
+        ("fp16:", "fp17: true", ["unknown key fp17", "fp16"]),
         ("weight_decay: 0.0", "rl: orpo", ["--rl orpo", "dpo, kto"]),
         ("pad_token", "eos_token", ["special_tokens.eos_token", "tokenizer"]),
         ("weight_decay: 0.0", "peft_layers_to_transform: [0]", ["peft_layers_to_transform 0", "0 is the first"]),

@@ -103,10 +103,11 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
     let prompt = || set(&o.prompt_key, "objective.prompt_key");
     let (preferences, output_key) = match set(&o.objective, "objective.objective")? {
         _ if o.samples() => {
-            // The field of the prompt, whose ids are read in its place.
+            // The field of the prompt, whose ids are read in its place, and that of the answer, which rewards read.
             return Ok(Format {
                 preferences: Some(Preferences::Prompts(rollouts::room(s)?)),
                 input_key: None,
+                output_key: None,
                 ..format
             });
         }

@@ -4,14 +4,14 @@ use super::number::last_number;
 use super::program::{JudgedSample, RewardProgram};
 use super::schema::JsonSchema;
 use crate::base::{Error, Result, open, quote};
-use crate::data::{JsonRow, in_json};
+use crate::data::{JsonRow, in_json, number_in};
 use crate::run::settings::Settings;
 use regex::Regex;
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
-/// The field of a prompt's row that checkers compare with.
+/// The field of a prompt's row that checkers compare with, unless `output_key` names another.
 const ANSWER: &str = "answer";
 /// The field of verl's rows that holds it as `ground_truth`.
 const JUDGED: &str = "reward_model";
@@ -35,6 +35,8 @@ enum RewardKind {
 pub struct Rewards {
     all: Vec<(f64, RewardKind)>,
     names: Vec<String>,
+    /// The field of a row that checkers compare with.
+    answer: String,
 }
 
 impl Rewards {
@@ -74,7 +76,19 @@ impl Rewards {
             })
         };
         let all = names.iter().zip(weights).map(|(name, weight)| Ok((weight, kind(name)?)));
-        Ok(Rewards { all: all.collect::<Result<_>>()?, names: names.to_vec() })
+        let answer = s.data.output_key.clone().unwrap_or(ANSWER.into());
+        let rewards = Rewards { all: all.collect::<Result<_>>()?, names: names.to_vec(), answer };
+        match &s.data.output_key {
+            Some(key) if !rewards.compares() => Err(Error::input(format!(
+                "--output-key {key} names the answers that --reward exact and number compare with, and none of the rewards \
+                 compares: remove it"
+            ))),
+            _ => Ok(rewards),
+        }
+    }
+    /// Whether a checker compares with the row's answer.
+    fn compares(&self) -> bool {
+        self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Exact | RewardKind::Number))
     }
     /// The means of rewards, of samples of which these are known.
     pub fn means(&self, of: &SampleMeans) -> RewardMeans {
@@ -91,37 +105,46 @@ impl Rewards {
     /// Of a row's fields, those that are read: all by programs, and the answer by checkers.
     pub fn read_of(&self, mut row: JsonRow) -> JsonRow {
         if !self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Program(_))) {
-            row.retain(|key, _| [ANSWER, JUDGED].contains(&key.as_str()));
+            row.retain(|key, _| [&self.answer, JUDGED].contains(&key.as_str()));
         }
         in_json(row)
     }
 
     /// Refuses a row without the answer that a checker needs.
     pub fn check_row(&self, row: &JsonRow, place: &str) -> Result<()> {
-        let needs = self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Exact | RewardKind::Number));
-        let counts = self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Number));
-        let answer = answer(row);
-        let wrong = match &answer {
-            None if needs => "has no `answer`, with which --reward compares",
-            Some(answer) if counts && last_number(answer).is_none() => "has no number in its `answer`",
-            _ => return Ok(()),
+        if !self.compares() {
+            return Ok(());
+        }
+        let (key, counts) = (&self.answer, self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Number)));
+        let wrong = match answers(row, key) {
+            None => format!("has an `{key}` that is neither text, nor a number, nor a list of these"),
+            Some(all) if all.is_empty() => {
+                let keys = row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                format!(
+                    "has no `{key}`, with which --reward compares; its keys are: {keys}. Name the field of the answer with \
+                     `output_key`"
+                )
+            }
+            Some(all) if counts && all.iter().all(|answer| last_number(answer).is_none()) => {
+                format!("has no number in its `{key}`")
+            }
+            Some(_) => return Ok(()),
         };
         Err(Error::input(format!("{place} {wrong}")))
     }
-
     /// The rewards of samples, in their order. [`Error::Signal`] once `stop` has one.
     pub fn judge(&mut self, samples: &[JudgedSample], stop: &mut dyn FnMut() -> Option<i32>) -> Result<Judged> {
         let (mut sums, mut by_reward) = (vec![0.0; samples.len()], Vec::new());
         let is = |right: bool| if right { 1.0 } else { 0.0 };
         let each = |reward: &dyn Fn(&JudgedSample) -> f64| samples.iter().map(reward).collect::<Vec<_>>();
+        let key = &self.answer;
+        let right = |of: &JudgedSample| answers(of.row, key).unwrap_or_default();
         for (weight, kind) in &mut self.all {
             let rewards = match kind {
-                RewardKind::Exact => {
-                    each(&|of| is(answer(of.row).is_some_and(|answer| answer.trim() == of.text.trim())))
-                }
+                RewardKind::Exact => each(&|of| is(right(of).iter().any(|answer| answer.trim() == of.text.trim()))),
                 RewardKind::Number => each(&|of| {
-                    let right = answer(of.row).as_deref().and_then(last_number);
-                    is(right.is_some() && right == last_number(of.text))
+                    let found = last_number(of.text);
+                    is(found.is_some() && right(of).iter().any(|answer| last_number(answer) == found))
                 }),
                 RewardKind::Pattern(pattern) => each(&|of| is(pattern.is_match(of.text))),
                 RewardKind::Json => each(&|of| is(serde_json::from_str::<serde::de::IgnoredAny>(of.text).is_ok())),
@@ -163,14 +186,20 @@ fn schema(path: &str) -> std::result::Result<JsonSchema, String> {
     JsonSchema::new(&schema).map_err(|what| format!("the schema at {what}"))
 }
 
-/// The row's answer as text.
-/// The row's own, or that of verl's rows.
-fn answer(row: &JsonRow) -> Option<String> {
-    let own = row.get(ANSWER).filter(|answer| !answer.is_null());
-    match own.or_else(|| row.get(JUDGED)?.get("ground_truth"))? {
-        Value::Null => None,
+/// The right answers of a row as text, any of which will do: those in field `key`, else that of verl's rows. None: the
+/// row has something else there.
+fn answers(row: &JsonRow, key: &str) -> Option<Vec<String>> {
+    let own = row.get(key).filter(|answer| !answer.is_null());
+    let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        Value::Object(map) => number_in(map).map(String::from),
+        _ => None,
+    };
+    match own.or_else(|| row.get(JUDGED)?.get("ground_truth")) {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(text).collect(),
+        Some(one) => text(one).map(|answer| vec![answer]),
     }
 }
 
@@ -196,6 +225,11 @@ mod tests {
             ("exact", json!("yes"), " yes\n", 1.0),
             ("exact", json!("yes"), "yes!", 0.0),
             ("exact", json!(12), "12", 1.0),
+            ("exact", json!(["yes", "y"]), "y", 1.0),
+            ("exact", json!(["yes", "y"]), "no", 0.0),
+            ("number", json!(["2", 3]), "it is 2", 1.0),
+            ("number", json!(["2", 3]), "2, no: 3", 1.0),
+            ("number", json!(["2", 3]), "4", 0.0),
             ("number", json!("so 1,234"), "it is 1234.", 1.0),
             ("number", json!(-3), "2 - 5 = -3", 1.0),
             ("number", json!(3), "2-5", 0.0),
@@ -215,7 +249,29 @@ mod tests {
         let of_verl = json!({"reward_model": {"style": "rule", "ground_truth": "72"}}).as_object().unwrap().clone();
         let checker = rewards(&["number"]);
         let row = checker.read_of(of_verl);
-        assert_eq!(answer(&row).as_deref(), Some("72"));
+        assert_eq!(answers(&row, ANSWER), Some(vec!["72".into()]));
         checker.check_row(&row, "p:1").unwrap();
+    }
+
+    #[test]
+    fn rows_without_an_answer_are_refused() {
+        for (row, says) in [
+            (json!({"solution": 3}), "has no `answer`, with which --reward compares; its keys are: solution"),
+            (json!({"answer": {"value": 3}}), "neither text, nor a number, nor a list"),
+            (json!({"answer": [[3]]}), "neither text, nor a number, nor a list"),
+            (json!({"answer": []}), "has no `answer`"),
+            (json!({"answer": ["a", "b"]}), "has no number in its `answer`"),
+        ] {
+            let fault = rewards(&["number"]).check_row(row.as_object().unwrap(), "p:1").unwrap_err().to_string();
+            assert!(fault.contains(says), "{row}: {fault}");
+        }
+        let mut s = Settings::default();
+        (s.objective.reward, s.data.output_key) = (Some(vec!["number".into()]), Some("solution".into()));
+        let row = json!({"answer": "none", "solution": "3"}).as_object().unwrap().clone();
+        let mut named = Rewards::new(&s).unwrap();
+        let row = named.read_of(row);
+        named.check_row(&row, "p:1").unwrap();
+        let of = JudgedSample { row: &row, place: "p:1", sample: 0, step: 1, prompt: "", text: "3", ids: &[1] };
+        assert_eq!(named.judge(&[of], &mut || None).unwrap().sums, [1.0]);
     }
 }
