@@ -93,7 +93,7 @@ pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
 #[derive(Clone, Copy)]
 pub enum PromptField<'a> {
     Named(&'a str),
-    /// The first that a row has of [`FIELDS`]; a setting may name another.
+    /// The first that a row has of the fields for prompts; a setting may name another.
     Unnamed,
     /// The same, and no setting names another.
     Known,
