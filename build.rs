@@ -31,10 +31,9 @@ fn main() {
         }
     }
     table += "]\n";
-    let (out, len) = (Path::new(&out), texts.len());
+    let out = Path::new(&out);
     let write = |packed| {
         fs::write(out.join("kernels.rs"), table)?;
-        fs::write(out.join("kernels.len"), len.to_string())?;
         fs::write(out.join("kernels.zst"), packed)
     };
     if let Err(e) = compressed(texts.as_bytes()).and_then(write) {

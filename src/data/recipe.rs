@@ -375,6 +375,7 @@ impl Recipe {
     /// The prompt and the response of a conversation whose messages from `first` on are the response.
     pub(super) fn dialog(&self, row: &JsonRow, turns: &[Value], first: usize) -> RowResult<AnsweredPrompt> {
         let chat = self.chat(row)?;
+        known_roles(turns, chat)?;
         let talk = talk(row, turns, chat)?;
         let mut prompt = chat.answered(&talk)?.text;
         let response = prompt.split_off(self.start(chat, &talk, turns, first, &prompt)?);

@@ -49,6 +49,7 @@ impl Format {
         let chat = self.template_of(row).ok_or_else(|| {
             "has messages, and the model's tokenizer has no chat template: set `tokenizer_chat_template`".to_string()
         })?;
+        known_roles(&turns, chat)?;
         chat.rendered(&talk(row, &turns, chat)?, true).map(|rendered| Some((rendered.text, answered)))
     }
 }
@@ -70,7 +71,6 @@ pub(super) fn known_roles(turns: &[Value], chat: &ChatTemplate) -> RowResult<()>
 
 /// The messages, and what the row passes to the template besides them.
 pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowResult<Conversation> {
-    known_roles(turns, chat)?;
     let mut variables = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = present(row, name) else { continue };

@@ -109,11 +109,15 @@ fn adapter_tp(matrix: Tp) -> (Tp, Tp) {
     }
 }
 
+/// Whether `end` is the path `module` or its end, from a dot on, as PEFT matches names.
+pub fn is_path_end(end: &str, module: &str) -> bool {
+    module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 /// The module name of the matrix `segment`, if `target` names it.
 fn named<'a>(target: &str, segment: &'a Segment) -> Option<&'a str> {
     let module = linear_module(segment).and_then(|_| segment.name.strip_suffix(".weight"))?;
-    let ends = || module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    (target == ALL_LINEAR || ends()).then_some(module)
+    (target == ALL_LINEAR || is_path_end(target, module)).then_some(module)
 }
 
 impl Lora {

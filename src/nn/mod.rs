@@ -60,7 +60,9 @@ pub use context::{Batch, LabeledRows};
 pub use decoder::{Decoder, Micro, Minimized};
 pub use families::Family;
 pub use layout::{CodePlace, Init, Layout, Segment, Storage, Tp, half_name, slice_name, sliced};
-pub use lora::{ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_module, linear_modules};
+pub use lora::{
+    ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, is_path_end, linear_module, linear_modules,
+};
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};

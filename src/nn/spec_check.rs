@@ -104,8 +104,8 @@ impl Spec {
             && (original == 0 || self.transforms_rows() || self.local_rope.is_some())
         {
             return Err(Error::input(format!(
-                "queries that grow from position {original} on: this position must be at least 1, and norms on queries limits, or \
-                 a second rotary base are not supported with it"
+                "queries that grow from position {original} on: this position must be at least 1, and norms or limits of queries, or \
+                 a second rotary base, are not supported with it"
             )));
         }
         if !self.windowed.is_empty() && (self.windowed.len() != self.layers || self.window == 0) {

@@ -201,21 +201,20 @@ impl AskedPrompts {
         let mut answered = 0;
         prompts::read("--generate", &[PathBuf::from(path)], field, &mut |row| {
             let prompt = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
-            answered += usize::from(prompt.as_ref().is_some_and(|prompt| prompt.answered));
+            answered += u64::from(prompt.as_ref().is_some_and(|prompt| prompt.answered));
             all.prompts.extend(prompt.map(|prompt| (number, prompt.ids)));
             number += 1;
             Ok(all.prompts.len() < most)
         })?;
+        let plural = |n: u64| if n == 1 { "" } else { "s" };
         if answered > 0 {
-            let plural = if answered == 1 { "" } else { "s" };
-            all.notes.push(format!("{path}: not read: {ANSWERED} in {answered} row{plural}"));
+            all.notes.push(format!("{path}: not read: {ANSWERED} in {answered} row{}", plural(answered)));
         }
         let SkippedRows { count, first: Some(first) } = &skipped else { return Ok(all) };
         if all.prompts.is_empty() {
             return Err(skipped.all(&format!("--generate {path}")));
         }
-        let plural = if *count == 1 { "" } else { "s" };
-        all.notes.push(format!("{path}: {count} bad row{plural} skipped (the first: {first})"));
+        all.notes.push(format!("{path}: {count} bad row{} skipped (the first: {first})", plural(*count)));
         Ok(all)
     }
 }

@@ -1,7 +1,7 @@
 //! Every key of an `adapter_config.json` that PEFT 0.21 writes: used, without effect on a merge, or refused by name.
 //! Never ignores a key that is not listed here.
 use crate::base::{Error, Result, open, quote};
-use crate::nn::Lora;
+use crate::nn::{Lora, is_path_end};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -255,9 +255,7 @@ fn patterns(config: &Map<String, Value>, key: &str) -> std::result::Result<Vec<(
 impl AdapterConfig {
     /// The tokens of `module` that have embeddings of their own.
     pub fn tokens(&self, module: &str) -> &[usize] {
-        let is_named =
-            |name: &str| module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let of = self.tokens.iter().find(|(name, _)| name.as_deref().is_none_or(is_named));
+        let of = self.tokens.iter().find(|(name, _)| name.as_deref().is_none_or(|name| is_path_end(name, module)));
         of.map_or(&[], |(_, ids)| ids)
     }
     /// Rank and scale of the adapter of `module`.

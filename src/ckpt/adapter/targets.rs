@@ -2,7 +2,7 @@
 //! expression matches in full. Never attaches an adapter.
 use super::super::naming::Naming;
 use crate::base::{Error, Result, quote};
-use crate::nn::{Segment, Spec, linear_module};
+use crate::nn::{Segment, Spec, is_path_end, linear_module};
 use regex::Regex;
 use std::collections::BTreeSet;
 
@@ -13,14 +13,12 @@ const SPECIAL: &[char] = &['*', '+', '?', '[', ']', '(', ')', '{', '}', '|', '\\
 /// `tower`: the model has a vision tower, and its class other paths.
 pub fn targets(given: Vec<String>, spec: &Spec, tower: impl FnOnce() -> Result<bool>) -> Result<Vec<String>> {
     let special = |name: &String| name.contains(SPECIAL);
-    let all = match &given[..] {
-        [one] if special(one) => vec![pattern(one)?],
+    let pattern = match &given[..] {
+        [one] if special(one) => Some(pattern(one)?),
         several if several.iter().any(special) => {
             return Err(Error::input("lora: target_modules: a regular expression must be its only value"));
         }
-        names if names.iter().any(|name| name.contains('.')) => {
-            names.iter().map(|name| pattern(&format!(r"(.*\.)?{}", regex::escape(name)))).collect::<Result<_>>()?
-        }
+        names if names.iter().any(|name| name.contains('.')) => None,
         _ => return Ok(given),
     };
     let (tower, layouts) = (tower()?, spec.layouts());
@@ -32,11 +30,13 @@ pub fn targets(given: Vec<String>, spec: &Spec, tower: impl FnOnce() -> Result<b
         .filter_map(|segment| Some((segment, segment.name.strip_suffix(".weight")?)))
         .collect();
     let mut found: Vec<&(&Segment, &str)> = Vec::new();
-    for (given, pattern) in given.iter().zip(&all) {
+    for given in &given {
         let before = found.len();
-        found.extend(
-            modules.iter().filter(|(_, module)| paths(module, tower).iter().any(|path| pattern.is_match(path))),
-        );
+        let means = |path: &String| match &pattern {
+            Some(pattern) => pattern.is_match(path),
+            None => is_path_end(given, path),
+        };
+        found.extend(modules.iter().filter(|(_, module)| paths(module, tower).iter().any(means)));
         if found.len() == before {
             let example = modules.iter().find(|(segment, _)| linear_module(segment).is_some());
             return Err(Error::input(format!(

@@ -378,15 +378,7 @@ impl Defaults {
                 part: Some(0.25),
                 ..PLAIN
             },
-            Arch::Persimmon => Defaults {
-                eps: ("layer_norm_eps", 1e-5),
-                activation: Activation::ReluSquared,
-                qkv_bias: ALWAYS,
-                out_bias: ALWAYS,
-                mlp_bias: ALWAYS,
-                part: Some(0.5),
-                ..PLAIN
-            },
+            Arch::Persimmon => Defaults { activation: Activation::ReluSquared, ..Defaults::of(Arch::Phi) },
             Arch::Falcon => Defaults {
                 eps: ("layer_norm_epsilon", 1e-5),
                 tied: true,

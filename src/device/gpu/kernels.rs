@@ -22,12 +22,10 @@ pub static TEXTS: &[Text] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 /// All texts, one after the other, decompressed (30 ms) when the first of them is read. Expanding them at every start
 /// took more of the time of a short run than its steps.
 static ALL: LazyLock<std::result::Result<String, String>> = LazyLock::new(|| {
-    let bytes = zstd::bulk::decompress(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.zst")), LEN);
+    let len = TEXTS.last().map_or(0, |text| text.within.end);
+    let bytes = zstd::bulk::decompress(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.zst")), len);
     String::from_utf8(bytes.map_err(|e| e.to_string())?).map_err(|e| e.to_string())
 });
-
-/// Bytes of all texts.
-const LEN: usize = include!(concat!(env!("OUT_DIR"), "/kernels.len"));
 
 impl Text {
     /// PTX with `# line "file"` markers.

@@ -123,8 +123,9 @@ pub fn of_flag(name: &str) -> Vec<&'static Synonym> {
 
 /// Whether `tool` has other flags in the section of the dotted `name`.
 pub fn is_in_section(name: &str, tool: &str) -> bool {
-    let of = |name: &str| name.split_once('.').map(|(section, _)| section.to_string());
-    flags().filter(|row| row.tool == tool).flat_map(|row| &row.flag.names).any(|other| of(other) == of(name))
+    let Some((section, _)) = name.split_once('.') else { return false };
+    let is_in = |other: &str| other.split_once('.').is_some_and(|(of, _)| of == section);
+    flags().filter(|row| row.tool == tool).flat_map(|row| &row.flag.names).any(|other| is_in(other))
 }
 
 /// The flags of other tools that are read as ours.
