@@ -126,13 +126,9 @@ pub trait Device: Send + Sync {
     fn geglu_backward(&self, op: GluBackward) -> Result<()>;
     fn gelu(&self, op: Gelu) -> Result<()>;
     fn gelu_backward(&self, op: GeluBackward) -> Result<()>;
-    /// `y = x Phi(x)`, not the tanh form; assigns. CPUs only: plans for GPUs refuse models that need it.
-    fn gelu_exact(&self, _: Gelu) -> Result<()> {
-        Err(Error::op("gelu_exact", "this device has no kernel for it"))
-    }
-    fn gelu_exact_backward(&self, _: GeluBackward) -> Result<()> {
-        Err(Error::op("gelu_exact_backward", "this device has no kernel for it"))
-    }
+    /// `y = x Phi(x)`, not the tanh form; assigns.
+    fn gelu_exact(&self, op: Gelu) -> Result<()>;
+    fn gelu_exact_backward(&self, op: GeluBackward) -> Result<()>;
     /// `y = max(x, 0)^2`; assigns.
     fn relu_squared(&self, op: Gelu) -> Result<()>;
     fn relu_squared_backward(&self, op: GeluBackward) -> Result<()>;

@@ -84,6 +84,32 @@ pub fn gelu_slope<R: Real>(x: R) -> R {
     half * (one + t) + half * x * (one - t * t) * inner
 }
 
+/// The normal distribution's density at x, and its mass up to there: a series near 0 (Marsaglia 2004), Laplace's
+/// continued fraction beyond.
+fn normal_at<R: Real>(x: R) -> (R, R) {
+    let (one, z) = (R::of(1.0), x.max(-x));
+    let density = R::of((0.5 / std::f64::consts::PI).sqrt()) * (R::of(-0.5) * z * z).exp();
+    let tail = match z.f64() < 1.5 {
+        true => {
+            let (mut term, mut sum) = (z, z);
+            for n in 1..40 {
+                term = term * z * z / R::of(2.0 * n as f64 + 1.0);
+                sum = sum + term;
+            }
+            R::of(0.5) - density * sum
+        }
+        false => density / (1..200).rev().fold(z, |sum, n| z + R::of(n as f64) / sum),
+    };
+    (density, if x.f64() < 0.0 { tail } else { one - tail })
+}
+pub fn gelu_exact<R: Real>(x: R) -> R {
+    x * normal_at(x).1
+}
+pub fn gelu_exact_slope<R: Real>(x: R) -> R {
+    let (density, mass) = normal_at(x);
+    mass + x * density
+}
+
 /// [y, rstd]; the weights are `w` + `offset`.
 pub fn rmsnorm<R: Real>((eps, offset): (f64, f64), x: &[f64], w: &[f64]) -> Vec<Vec<f64>> {
     let (x, w) = (reals::<R>(x), shifted::<R>(w, offset));

@@ -111,6 +111,8 @@ fn elements(dtype: DType, name: &str) -> Vec<Case> {
         flat(&format!("scale_{name}"), vec![both(1, dtype, N)], vec![real(0.3)]),
         flat(&format!("scale_by_{name}"), vec![both(1, dtype, N)], vec![In(dtype, vec![0.3])]),
         of("gelu_backward", vec![x(), x(), y()]),
+        of("gelu_exact", vec![x(), y()]),
+        of("gelu_exact_backward", vec![x(), x(), y()]),
         of("relu_squared", vec![x(), y()]),
         of("relu_squared_backward", vec![x(), x(), y()]),
         flat(&format!("clamp_{name}"), vec![both(1, dtype, N)], vec![real(-0.5), real(0.25)]),

@@ -185,6 +185,12 @@ fn activations_at_the_ends() {
     assert_eq!(y[3], 3e38f32 as f64);
     assert_eq!(y[4], 0.0);
     assert!(y[5].abs() < 1e-30 && y[6] == 100.0, "{y:?}");
+    let x = vec![f64::NAN, -3e38, 3e38, -100.0, 100.0];
+    let y = job("gelu_exact_f32", 1, 32, vec![In(F32, x.clone()), Out(F32, 5), long(5)]).outputs().remove(0);
+    assert!(y[0].is_nan() && y[1..] == [0.0, 3e38f32 as f64, 0.0, 100.0], "{y:?}");
+    let slots = vec![In(F32, x), In(F32, vec![1.0; 5]), Out(F32, 5), long(5)];
+    let dx = job("gelu_exact_backward_f32", 1, 32, slots).outputs().remove(0);
+    assert!(dx[0].is_nan() && dx[1..] == [0.0, 1.0, 0.0, 1.0], "{dx:?}");
 }
 
 /// The mask by definition, from the engine's own Philox.

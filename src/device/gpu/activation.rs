@@ -60,6 +60,9 @@ pub fn sigmoid_gate_backward(gpu: &GpuDevice, op: SigmoidGateBackward) -> Result
 pub fn gelu(gpu: &GpuDevice, op: Gelu) -> Result<()> {
     plain(gpu, by_dtype!(Gelu::OP, op.x.dtype(), "gelu")?, op)
 }
+pub fn gelu_exact(gpu: &GpuDevice, op: Gelu) -> Result<()> {
+    plain(gpu, by_dtype!("gelu_exact", op.x.dtype(), "gelu_exact")?, op)
+}
 pub fn relu_squared(gpu: &GpuDevice, op: Gelu) -> Result<()> {
     plain(gpu, by_dtype!("relu_squared", op.x.dtype(), "relu_squared")?, op)
 }
@@ -71,6 +74,9 @@ fn plain(gpu: &GpuDevice, variant: &'static str, op: Gelu) -> Result<()> {
 
 pub fn gelu_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
     plain_backward(gpu, by_dtype!(GeluBackward::OP, op.x.dtype(), "gelu_backward")?, op)
+}
+pub fn gelu_exact_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
+    plain_backward(gpu, by_dtype!("gelu_exact_backward", op.x.dtype(), "gelu_exact_backward")?, op)
 }
 pub fn relu_squared_backward(gpu: &GpuDevice, op: GeluBackward) -> Result<()> {
     plain_backward(gpu, by_dtype!("relu_squared_backward", op.x.dtype(), "relu_squared_backward")?, op)

@@ -211,6 +211,12 @@ impl Device for GpuDevice {
     fn gelu_backward(&self, op: GeluBackward) -> Result<()> {
         activation::gelu_backward(self, op)
     }
+    fn gelu_exact(&self, op: Gelu) -> Result<()> {
+        activation::gelu_exact(self, op)
+    }
+    fn gelu_exact_backward(&self, op: GeluBackward) -> Result<()> {
+        activation::gelu_exact_backward(self, op)
+    }
     fn relu_squared(&self, op: Gelu) -> Result<()> {
         activation::relu_squared(self, op)
     }

@@ -5,9 +5,7 @@ use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
-use crate::nn::{
-    ALL_LINEAR, Activation, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules,
-};
+use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -251,10 +249,6 @@ fn computes(device: DeviceName, spec: &Spec) -> Result<()> {
                 spec.arch.name()
             )))
         }
-        _ if device != DeviceName::Cpu && spec.activation == Activation::GeluExact => Err(Error::input(format!(
-            "GPUs have no kernel for the exact GELU of {} (hidden_act gelu): use --device cpu",
-            spec.arch.name()
-        ))),
         _ => Ok(()),
     }
 }
@@ -306,17 +300,4 @@ fn fits_a_word(e: &EngineOptions) -> Result<()> {
          these sizes",
         s.layers, s.dim, s.ff, s.vocab, e.tokens
     )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gpus_refuse_what_they_have_no_kernel_for() {
-        let exact = Spec { arch: Arch::GptNeoX, activation: Activation::GeluExact, ..Spec::default() };
-        assert!(computes(DeviceName::Cpu, &exact).is_ok() && computes(DeviceName::Cuda, &Spec::default()).is_ok());
-        let refused = computes(DeviceName::Cuda, &exact).unwrap_err().to_string();
-        assert!(refused.contains("exact GELU of gpt_neox"), "{refused}");
-    }
 }

@@ -64,6 +64,14 @@ fn relu_squared_of<R: Real>([x]: [R; 1]) -> [R; 1] {
 fn relu_squared_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
     [if x.f64() > 0.0 { dy * (x * R::of(2.0)) } else { R::of(0.0) }]
 }
+fn gelu_exact_of<R: Real>([x]: [R; 1]) -> [R; 1] {
+    [reference::gelu_exact(x)]
+}
+fn gelu_exact_slopes<R: Real>([x, dy]: [R; 2]) -> [R; 1] {
+    [dy * reference::gelu_exact_slope(x)]
+}
+elementwise!(gelu_exact, Gelu, FORWARD, [x], [y], gelu_exact_of);
+elementwise!(gelu_exact_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_exact_slopes);
 elementwise!(relu_squared, Gelu, FORWARD, [x], [y], relu_squared_of);
 elementwise!(relu_squared_backward, GeluBackward, GRADIENT, [x, dy], [dx], relu_squared_slopes);
 elementwise!(gelu_backward, GeluBackward, GRADIENT, [x, dy], [dx], gelu_slopes);
