@@ -34,6 +34,13 @@ pub fn main(args: &AnalyzeArgs) -> Result<Verdict> {
         None => found.row(BASELINE).or(found.rows.first()),
     };
     let Some(baseline) = chosen else {
+        if found.rows.is_empty() && args.baseline.is_none() {
+            return Err(Error::input(format!(
+                "--output-dir {}: no run that ended is there; a run is a directory with metrics.jsonl. `experiments watch \
+                 FILE` shows metrics files",
+                args.output_dir.display()
+            )));
+        }
         let names: Vec<&str> = found.rows.iter().map(|row| row.name.as_str()).collect();
         let there = if names.is_empty() { "none".into() } else { names.join(", ") };
         return Err(Error::input(format!(
@@ -202,7 +209,8 @@ fn losses(found: &Found, baseline: &RunRow) -> Option<String> {
         let base = |step: f64| baseline.curve.loss(step as u64);
         let points: Vec<(f64, f64)> =
             points.iter().filter_map(|&(step, y)| base(step).map(|x| (step, (y - x).abs() / x.abs()))).collect();
-        points.iter().any(|p| p.1 > 0.0).then(|| styled(n, names(rows), points))
+        let compared = rows.iter().any(|row| row.difference(baseline).is_some()) && points.iter().any(|p| p.1 > 0.0);
+        compared.then(|| styled(n, names(rows), points))
     };
     let apart: Vec<PlottedCurve> = groups.iter().enumerate().filter_map(apart).collect();
     if !apart.is_empty() {

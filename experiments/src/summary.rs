@@ -1,9 +1,10 @@
 //! The cost of the runs of a directory: medians of their metrics, over steps and rounds. Never prints.
 use crate::catalogue;
 use crate::compare::judge;
-use crate::curve::{Curve, METRICS, StepMetrics};
+use crate::curve::{Curve, METRICS, RunHeader, StepMetrics};
 use crate::job::{End, Status};
 use flatshard::base::{Error, Result};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -53,11 +54,19 @@ impl RunRow {
     pub fn tokens_per_step(&self) -> Option<f64> {
         median(self.curve.steps.values().filter_map(|step| step.tokens).map(|tokens| tokens as f64).collect())
     }
-    /// Whether a step is as much work as the baseline's: speeds of steps of other sizes say little of a strategy.
+    /// Whether a step is as much work as the baseline's: speeds of steps or models of other sizes say little of a
+    /// strategy.
     pub fn is_comparable(&self, baseline: &RunRow) -> bool {
         const ALIKE: f64 = 0.1;
-        let tokens = self.tokens_per_step().zip(baseline.tokens_per_step());
-        tokens.is_none_or(|(own, base)| (own - base).abs() <= ALIKE * base)
+        let params = |row: &RunRow| row.curve.header.params.map(|params| params as f64);
+        let both = [self.tokens_per_step().zip(baseline.tokens_per_step()), params(self).zip(params(baseline))];
+        both.into_iter().flatten().all(|(own, base)| (own - base).abs() <= ALIKE * base)
+    }
+    /// What its losses are of: a number of another objective, or of another engine's tokens, says nothing next to it.
+    pub fn losses_of(&self) -> Value {
+        let RunHeader { engine, config, .. } = &self.curve.header;
+        let objective = &config["objective"];
+        json!([engine, objective["objective"], objective["teacher"], objective["loss_type"]])
     }
     pub fn first_loss(&self) -> Option<f64> {
         self.curve.loss(self.curve.first())
@@ -67,7 +76,7 @@ impl RunRow {
     }
     /// The largest |loss - baseline's| / |baseline's| over the steps that both have; NaN where a loss is not finite.
     pub fn difference(&self, baseline: &RunRow) -> Option<f64> {
-        if self.is_peer() || baseline.is_peer() {
+        if self.is_peer() || self.losses_of() != baseline.losses_of() {
             return None;
         }
         let judgment = judge(&baseline.curve, &self.curve, f64::INFINITY);

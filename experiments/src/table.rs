@@ -125,7 +125,10 @@ pub fn terminal(found: &Found, baseline: &RunRow) -> String {
     let rule = widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("  ") + "\n";
     let mut out = line(&head) + &rule + &rows.iter().map(line).collect::<String>();
     if found.rows.iter().any(|row| !row.is_comparable(baseline)) {
-        out += &format!("* steps of another number of tokens than {}'s: speeds are not comparable\n", baseline.name);
+        out += &format!(
+            "* steps of another number of tokens than {}'s, or a model of another size: speeds are not comparable\n",
+            baseline.name
+        );
     }
     for failed in &found.failed {
         out += &format!("failed: {}: {}\n", failed.name, failed.message);

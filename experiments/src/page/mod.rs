@@ -137,6 +137,7 @@ fn shown(run: &ShownRun, baseline: Option<&RunRow>) -> Value {
         "badge": run.badge,
         "message": run.message,
         "version": run.version,
+        "losses_of": run.row.map(RunRow::losses_of),
         "baseline": run.row.zip(baseline).is_some_and(|(row, baseline)| row.name == baseline.name),
         "columns": (!run.known).then(|| run.row.map_or(json!({}), columns)),
         "evals": run.row.map_or(vec![], |row| row.curve.evals.iter().map(|(&step, &loss)| json!([step, loss])).collect()),
@@ -240,13 +241,16 @@ fn lead(rows: &[&RunRow], runs: usize, failed: usize, baseline: Option<&RunRow>)
     }
     let Some(baseline) = baseline else { return parts.join(", ") + "." };
     let header = &baseline.curve.header;
-    if let Some(params) = header.params {
+    let all = |alike: &dyn Fn(&RunRow) -> bool| rows.iter().all(|row| alike(row));
+    if let Some(params) = header.params.filter(|_| all(&|row| row.curve.header.params == header.params)) {
         let arch = header.config["model"]["arch"].as_str().unwrap_or("model");
         parts.push(format!("a {arch} of {} parameters", table::grouped(params as f64)));
     }
-    if let Some(ranks) = header.world_size.filter(|_| !rows.is_empty()) {
+    let ranks = header.world_size.filter(|_| all(&|row| row.curve.header.world_size == header.world_size));
+    if let Some(ranks) = ranks.filter(|_| !rows.is_empty()) {
         let device = header.device.as_str().or(header.device["kind"].as_str());
-        parts.push(format!("{ranks} ranks{}", device.map_or(String::new(), |device| format!(" on {device}"))));
+        let plural = if ranks == 1 { "" } else { "s" };
+        parts.push(format!("{ranks} rank{plural}{}", device.map_or(String::new(), |device| format!(" on {device}"))));
     }
     let tokens = baseline.curve.steps.values().next_back().and_then(|step| step.tokens);
     let each = tokens.map_or(String::new(), |n| format!(" of {} tokens", table::grouped(n as f64)));
@@ -263,7 +267,8 @@ fn note(rows: &[&RunRow], baseline: Option<&RunRow>, warmup: usize) -> String {
     };
     let others = match rows.iter().any(|row| !row.is_comparable(baseline)) {
         true => format!(
-            " *: steps of another number of tokens than those of {}: speeds are not comparable, and not ranked.",
+            " *: steps of another number of tokens than those of {}, or a model of another size: speeds are not \
+             comparable, and not ranked.",
             baseline.name
         ),
         false => String::new(),
@@ -272,7 +277,7 @@ fn note(rows: &[&RunRow], baseline: Option<&RunRow>, warmup: usize) -> String {
     format!(
         "Medians over steps{rounds}, without the first {warmup} steps. Speed and memory are ratios to {name}. \
          Exposed: time the computing thread spends in collectives, and its share of the step. \
-         Loss apart: the largest difference of any step, relative to the loss of {name}. \
+         Loss apart: the largest difference of any step, relative to the loss of {name}, of runs with its objective. \
          Bytes and times are those of rank 0.{peers}{others}"
     )
 }
@@ -370,7 +375,7 @@ fn facts(rows: &[&RunRow], baseline: &RunRow) -> Vec<[String; 2]> {
     if let Some((row, share)) = best(&|row| row.exposed_share().map(|share| -share)) {
         facts.push([row.name.clone(), format!("least exposed communication: {:.1} % of a step", -100.0 * share)]);
     }
-    let ours = || rows.iter().filter(|row| !row.is_peer() && row.name != baseline.name);
+    let ours = || rows.iter().filter(|row| row.difference(baseline).is_some() && row.name != baseline.name);
     if ours().count() > 0 {
         let same = ours().filter(|row| row.difference(baseline) == Some(0.0)).count();
         facts.push([

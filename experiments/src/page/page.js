@@ -112,7 +112,7 @@ function points(run, metric, factor) {
   let ys = column(run, metric);
   if (metric === 'apart') {
     const base = baseline(), losses = column(base, 'loss');
-    if (run === base || !losses || !column(run, 'loss')) return [];
+    if (run === base || !losses || !column(run, 'loss') || String(run.losses_of) !== String(base.losses_of)) return [];
     const at = new Map(base.columns.step.map((step, i) => [step, losses[i]]));
     ys = column(run, 'loss').map((loss, i) => {
       const other = at.get(steps[i]);

@@ -98,6 +98,36 @@ fn numbers_match_the_metrics() {
     assert_eq!(rows["zero1"]["relative_speed"], "1");
 }
 
+/// Losses of another objective and speeds of a model of another size say nothing next to the baseline's.
+#[test]
+fn only_what_is_alike_is_compared() {
+    let dir = TempDir::new().unwrap();
+    let none = experiments(dir.path(), &["analyze", "--output-dir", "."]);
+    assert!(none.code == 2 && none.err.contains("no run that ended is there"), "{}", none.err);
+    run(dir.path(), "ddp_fp32", &[2.0], 0.5, 100, &[4.0, 3.5, 3.0]);
+    run(dir.path(), "zero1", &[2.0], 0.5, 100, &[4.0, 3.5, 3.03]);
+    run(dir.path(), "dpo", &[1.0], 0.1, 50, &[0.7, 0.6, 0.5]);
+    let metrics = dir.path().join("dpo/metrics.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    let other = "\"params\":9000000,\"config\":{\"objective\":{\"objective\":\"dpo\"}}";
+    fs::write(&metrics, text.replace("\"params\":3000000", other)).unwrap();
+    let ended = experiments(dir.path(), &["analyze", "--output-dir", "."]);
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    let rows = csv(&dir.path().join("analysis/summary.csv"));
+    let differences = ["zero1", "dpo"].map(|run| rows[run]["largest_loss_difference"].clone());
+    assert!(differences[0].starts_with("0.0") && differences[1].is_empty(), "{differences:?}");
+    assert!(
+        ended.out.contains("than ddp_fp32's, or a model of another size: speeds are not comparable"),
+        "{}",
+        ended.out
+    );
+    let page = fs::read_to_string(dir.path().join("analysis/report.html")).unwrap();
+    assert!(page.contains("3 runs, 4 ranks on cpu, 3 steps") && page.contains("fastest: 500 tokens/s"), "{page}");
+    let picture = fs::read_to_string(dir.path().join("analysis/loss.svg")).unwrap();
+    let (losses, apart) = picture.split_once("|loss - loss of").unwrap();
+    assert!(losses.contains(">dpo<") && !apart.contains(">dpo<"), "{picture}");
+}
+
 #[test]
 fn charts_and_page_are_complete_and_self_contained() {
     let dir = TempDir::new().unwrap();
@@ -186,7 +216,7 @@ fn bad_input_is_named() {
     fs::create_dir(dir.path().join("empty")).unwrap();
     let cases: [(&[&str], &[&str]); 3] = [
         (&["--output-dir", ".", "--baseline", "ddp_fp32"], &["--baseline ddp_fp32", "zero1"]),
-        (&["--output-dir", "empty"], &["--baseline ddp_fp32", "none"]),
+        (&["--output-dir", "empty"], &["--output-dir empty", "no run that ended is there"]),
         (&["--output-dir", "nowhere"], &["--output-dir nowhere"]),
     ];
     for (args, says) in cases {
