@@ -29,6 +29,11 @@ pub fn inspect_model(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<()> 
     TensorSource::model(dir, spec, layouts).map(|_| ())
 }
 
+/// Checks that the adapter in `dir` has the tensors of a run's adapters.
+pub fn inspect_trained_adapter(dir: &Path, layouts: &[Layout], tower: bool) -> Result<()> {
+    TensorSource::adapter(dir, layouts, tower).map(|_| ())
+}
+
 /// What a vision-language model has besides its text model, for a person.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CarriedSize {
@@ -80,6 +85,13 @@ impl Checkpointer {
         self.read(&source, store, None, None)?;
         self.carry(source.tower);
         Ok(())
+    }
+
+    /// Fills the store's adapters from the adapter in `dir`, of a model with a vision tower if `tower`.
+    pub fn load_adapter(&mut self, dir: &Path, tower: bool, store: &mut dyn Store) -> Result<()> {
+        let opened = TensorSource::adapter(dir, &self.layouts, tower);
+        let source = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
+        self.read(&source, store, None, None)
     }
 
     fn read(

@@ -44,7 +44,7 @@ pub use checkpointer::Checkpointer;
 pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
-pub use load::{CarriedSize, carried, inspect, inspect_model};
+pub use load::{CarriedSize, carried, inspect, inspect_model, inspect_trained_adapter};
 pub use merge::inspect_adapter;
 pub use merging::Merged;
 pub use publish::SavedCheckpoint;

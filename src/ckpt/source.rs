@@ -10,7 +10,7 @@ use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::{OpenFiles, Tower, changed};
 use super::unstack;
 use super::{header, hf};
-use crate::base::{Error, Result, open};
+use crate::base::{Error, Result, open, quote};
 use crate::nn::{Arch, Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
@@ -97,6 +97,22 @@ impl TensorSource {
         let source = found.matched(dir, &plan, tower, false)?;
         same_model(dir, &Spec { score: then.score || new_score, ..then }, spec)?;
         Ok(source)
+    }
+
+    /// The adapter in `dir`, whose tensors are those that these layouts train. `tower`: its model has a vision tower.
+    pub fn adapter(dir: &Path, layouts: &[Layout], tower: bool) -> Result<TensorSource> {
+        let found = OpenedFiles::safetensors(dir, "adapter_model")?;
+        if let Some(name) = found.tensors.keys().find(|name| !name.contains(".lora_")) {
+            return Err(Error::input(format!(
+                "{}: has {}, which is trained whole (`modules_to_save`, `bias`); such adapters are not trained on. Merge \
+                 this one, and train a new one on the model that results",
+                dir.display(),
+                quote(name)
+            )));
+        }
+        let tower = tower.then(|| found.around_adapters());
+        let plan = FilePlan::of_masters(layouts, &Moments::NONE, u64::MAX, tower.as_ref().map(|tower| &tower.carried));
+        found.matched(dir, &plan, tower, false)
     }
 
     pub fn verify(&self, checksums: &Checksums, sums: &[u64]) -> Result<()> {
@@ -223,8 +239,8 @@ pub fn is_model(dir: &Path) -> Result<()> {
     if names.contains("adapter_config.json") {
         let base = super::adapter::base(dir).unwrap_or("MODEL".into());
         return refuse(format!(
-            "is a LoRA adapter, not a model. Merge it first with `pretrain: {base}` `lora_merge: {}` `save_hf: \
-             MERGED`, then use MERGED",
+            "is a LoRA adapter, not a model. Go on training it with `pretrain: {base}` `lora_adapter: {0}`; or merge it with \
+             `pretrain: {base}` `lora_merge: {0}` `save_hf: MERGED`, then use MERGED",
             dir.display()
         ));
     }
@@ -342,12 +358,10 @@ impl OpenedFiles {
             let carried = Carried { naming: Naming::Plain, tensors };
             return Ok((!carried.tensors.is_empty()).then(|| Tower { carried, ..Tower::default() }));
         }
-        let module = |name: &String| name.strip_prefix(ADAPTER_PREFIX).unwrap_or(name).to_string();
-        let modules: Vec<String> = self.tensors.keys().map(module).collect();
-        let naming = Naming::of(modules.iter());
         if adapters {
-            return Ok(Some(Tower { carried: Carried { naming, tensors: Vec::new() }, ..Tower::default() }));
+            return Ok(Some(self.around_adapters()));
         }
+        let naming = Naming::of(self.tensors.keys());
         let others = self.tensors.extract_if(.., |name, _| !naming.is_text(name));
         let tensors: Vec<FileTensor> = others.map(|(_, tensor)| tensor).collect();
         match tensors.is_empty() {
@@ -361,6 +375,14 @@ impl OpenedFiles {
                 ),
             )),
         }
+    }
+
+    /// The names of a vision-language model whose text model has these adapters.
+    fn around_adapters(&self) -> Tower {
+        let module = |name: &String| name.strip_prefix(ADAPTER_PREFIX).unwrap_or(name).to_string();
+        let modules: Vec<String> = self.tensors.keys().map(module).collect();
+        let naming = Naming::of(modules.iter());
+        Tower { carried: Carried { naming, tensors: Vec::new() }, ..Tower::default() }
     }
 
     /// The tensors in the plan's order. `exact`: our own checkpoint, all f32 and nothing else. Otherwise the names that

@@ -2,6 +2,8 @@
 mod sources; // the default data set
 mod splits; // of a folder of rows
 
+pub use splits::{FolderSplit, has_config};
+
 use super::kind::{self, FileForm, Look};
 use crate::base::{Error, Result};
 use std::collections::HashMap;
@@ -124,10 +126,9 @@ impl Corpus {
                 files = others;
             }
         }
-        let mut what = paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
-        if let [first, others @ ..] = &unread[..] {
-            let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-            what += &format!(" (not read: {}{others})", first.display());
+        let mut what = some_of(paths, 3);
+        if !unread.is_empty() {
+            what += &format!(" (not read: {})", some_of(&unread, 1));
         }
         let Some(first) = files.first() else {
             return Err(Error::input(format!(
@@ -148,12 +149,20 @@ impl Corpus {
     }
 }
 
-/// The files below `folder` that are its split `split`.
-pub fn of_split(folder: &Path, split: &str) -> Result<Vec<PathBuf>> {
-    let (root, mut files, mut dangling) = (splits::absolute(folder)?, Vec::new(), Vec::new());
+/// Names up to `most` of these paths, and says how many others there are.
+fn some_of(paths: &[PathBuf], most: usize) -> String {
+    let (named, others) = paths.split_at(most.min(paths.len()));
+    let names: Vec<String> = named.iter().map(|path| path.display().to_string()).collect();
+    let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    names.join(", ") + &others
+}
+
+/// The files of a split below a folder.
+pub fn of_split(split: FolderSplit) -> Result<Vec<PathBuf>> {
+    let (root, mut files, mut dangling) = (splits::absolute(split.folder)?, Vec::new(), Vec::new());
     walk(&root, &mut files, &mut dangling)?;
     none_dangles(&dangling)?;
-    splits::of_split(folder, split, files.iter().map(|file| file.path.as_path()))
+    split.of(files.iter().map(|file| file.path.as_path()))
 }
 
 /// Refuses links to nothing.

@@ -19,7 +19,7 @@ pub(super) enum FoundSplits {
 }
 
 /// Whether a card has a configuration of this name.
-pub(super) fn is_config(card: &str, name: &str) -> bool {
+pub fn is_config(card: &str, name: &str) -> bool {
     card::configs(card).is_ok_and(|configs| card::named(&configs, name).is_some())
 }
 
@@ -83,9 +83,16 @@ pub(super) fn card_of(files: &[String]) -> String {
     format!("---\nconfigs: {configs}\n---\n")
 }
 
-/// Which of the `files` below a folder of this machine are its split `split`, as its card or their names say.
-pub fn split_files(folder: &str, files: &[String], card: &str, split: &str) -> Result<Vec<String>, String> {
-    let name = HubName { split: Some(split.into()), ..of_folder_name(folder) };
+/// Which of the `files` below a folder of this machine are the split `split`, as its card or their names say. `config`:
+/// of this configuration of the card.
+pub fn split_files(
+    folder: &str,
+    files: &[String],
+    card: &str,
+    config: Option<&str>,
+    split: &str,
+) -> Result<Vec<String>, String> {
+    let name = HubName { split: Some(split.into()), path: config.map(String::from), ..of_folder_name(folder) };
     match splits(&name, files, card)? {
         FoundSplits::Splits(found) => of_split(&name, found),
         FoundSplits::Unreadable(_) => Err("the directory has no files of rows or text".into()),
@@ -288,7 +295,7 @@ mod tests {
             Ok(format!("{} more.jsonl", shards[0]))
         );
         let twice = card("  - split: train\n    path: [\"data/*\", data/train_sft-00000-of-00001.jsonl]");
-        assert_eq!(split_files("d", &owned(&shards), &twice, TRAIN), Ok(owned(&shards)));
+        assert_eq!(split_files("d", &owned(&shards), &twice, None, TRAIN), Ok(owned(&shards)));
     }
 
     #[test]

@@ -55,7 +55,7 @@ mod absent;
 #[cfg(not(feature = "hub"))]
 pub use absent::NoHub as HubReader;
 
-pub use dataset::{VIEW_CARD, reading_order, split_files};
+pub use dataset::{VIEW_CARD, is_config, reading_order, split_files};
 pub use name::{HubKind, HubName};
 pub use options::{HubOptions, HubToken};
 

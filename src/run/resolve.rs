@@ -5,14 +5,16 @@ use crate::base::{Error, Result, quote};
 use crate::ckpt;
 use crate::comm::env::{self, RankEnv};
 use crate::comm::handover::once_per_host;
-use crate::data::corpus;
+use crate::data::corpus::{self, FolderSplit};
 use crate::hub::{HubCommits, HubFiles, HubKind, HubName, HubOptions, HubReader, HubToken, ModelNeed};
+use crate::nn::Lora;
 use crate::run::generate;
 use crate::run::plan::{check, data, objective, resume};
 use crate::run::settings::args::Files;
 use crate::run::settings::hub::{BASE, HubNames, NamedFiles, PROMPTS, without_weight};
 use crate::run::settings::value::set;
 use crate::run::settings::{LogLevel, Settings, effect, model::ModelSettings};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,12 +23,13 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     runs.iter_mut().try_for_each(eval_split)?;
     runs.iter_mut().try_for_each(of_directories)?;
     runs.iter().try_for_each(whole_names)?;
-    runs.iter_mut().for_each(base_of_merge);
+    runs.iter_mut().for_each(base_of_adapter);
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
-        runs.iter_mut().for_each(base_of_merge); // of an adapter that has been downloaded
+        runs.iter_mut().for_each(base_of_adapter); // that has been downloaded
     }
     for s in runs {
+        of_adapter(s)?;
         from_disk(s)?;
         if let Some(named) = s.hub.all.iter().find(|named| named.setting == "pretrain") {
             effect::shapes(flags, &named.path)?;
@@ -43,7 +46,8 @@ fn eval_split(s: &mut Settings) -> Result<()> {
         let named = match dataset(text) {
             Some((_, name)) => Some(name.split),
             None if Path::new(text).is_dir() => Some(None),
-            None => in_directory(text).map(|(_, split)| Some(split.to_string())),
+            None => in_directory(text)
+                .map(|FolderSplit { split, .. }| text.ends_with(&format!(":{split}")).then(|| split.to_string())),
         };
         match named {
             Some(Some(named)) if named == *split => {}
@@ -55,24 +59,34 @@ fn eval_split(s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// The directory and the split of `DIR:SPLIT`, without a weight.
-fn in_directory(text: &str) -> Option<(&Path, &str)> {
-    let (dir, split) = without_weight(text).0.rsplit_once(':')?;
-    (!Path::new(text).exists() && Path::new(dir).is_dir()).then_some((Path::new(dir), split))
+/// `DIR:SPLIT`, `DIR/CONFIG` or `DIR/CONFIG:SPLIT` of a directory, without a weight.
+fn in_directory(text: &str) -> Option<FolderSplit<'_>> {
+    let named = without_weight(text).0;
+    if Path::new(text).exists() || Path::new(named).exists() {
+        return None;
+    }
+    let (path, split) = named.rsplit_once(':').map_or((named, None), |(path, split)| (path, Some(split)));
+    let path = Path::new(path);
+    if path.is_dir() {
+        return split.map(|split| FolderSplit { folder: path, config: None, split });
+    }
+    let (folder, config) = (path.parent()?, path.file_name()?.to_str()?);
+    let there = folder.is_dir() && corpus::has_config(folder, config);
+    there.then_some(FolderSplit { folder, config: Some(config), split: split.unwrap_or("train") })
 }
 
-/// The files of a split take the place of `DIR:SPLIT`.
+/// The files of a split take the place of its name.
 fn of_directories(s: &mut Settings) -> Result<()> {
     let (d, rollouts) = (&mut s.data, &mut s.objective.rollouts);
     let all = [("dataset", &mut d.dataset), ("eval_dataset", &mut d.eval_dataset), ("rollouts", rollouts)];
     for (setting, texts) in all.into_iter().filter_map(|(setting, texts)| Some((setting, texts.as_mut()?))) {
         for text in std::mem::take(texts) {
-            let Some((dir, split)) = in_directory(&text) else {
+            let Some(named) = in_directory(&text) else {
                 texts.push(text);
                 continue;
             };
             let bad = |what: String| Error::input(format!("`{setting}` {}: {what}", quote(&text)));
-            let files = corpus::of_split(dir, split).map_err(|e| bad(e.to_string()))?;
+            let files = corpus::of_split(named).map_err(|e| bad(e.to_string()))?;
             match (without_weight(&text).1, &files[..]) {
                 (None, files) => texts.extend(files.iter().map(|file| file.display().to_string())),
                 (Some(weight), [file]) => texts.push(format!("{}:{weight}", file.display())),
@@ -88,11 +102,34 @@ fn of_directories(s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// A merge without a model is into the base model that the adapter names.
-fn base_of_merge(s: &mut Settings) {
-    if let (Some(adapter), None) = (&s.lora.merge, &s.model.pretrain) {
+/// Without a model an adapter is merged into, or trained on, the base model that it names.
+fn base_of_adapter(s: &mut Settings) {
+    if let (Some(adapter), None) = (s.lora.merge.as_ref().or(s.lora.adapter.as_ref()), &s.model.pretrain) {
         s.model.pretrain = ckpt::adapter::base(adapter).map(PathBuf::from);
     }
+}
+
+/// An adapter that is trained on decides what adapters the run has.
+fn of_adapter(s: &mut Settings) -> Result<()> {
+    let Some(dir) = s.lora.adapter.clone() else { return Ok(()) };
+    let l = &mut s.lora;
+    let Lora { rank, alpha, targets, .. } = ckpt::adapter::read(&dir)?.trainable(&dir)?;
+    let differs = |flag: &str, given: String, found: String| {
+        Error::input(format!("--{flag} {given}: the adapter {} has {found}: remove the flag", dir.display()))
+    };
+    let alpha = f64::from(alpha);
+    if let Some(given) = l.rank.filter(|given| *given != rank) {
+        return Err(differs("lora-rank", given.to_string(), rank.to_string()));
+    }
+    if let Some(given) = l.alpha.filter(|given| *given as f32 != alpha as f32) {
+        return Err(differs("lora-alpha", given.to_string(), alpha.to_string()));
+    }
+    let sorted = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
+    if let Some(given) = l.target_modules.as_ref().filter(|given| sorted(given) != sorted(&targets)) {
+        return Err(differs("lora-target-modules", given.join(" "), targets.join(" ")));
+    }
+    (l.rank, l.alpha, l.target_modules) = (Some(rank), Some(alpha), Some(targets));
+    Ok(())
 }
 
 /// GGUF files become the directories that they were made from; an export takes the newest of several checkpoints.
@@ -209,6 +246,7 @@ fn models(s: &Settings) -> Vec<(&'static str, String)> {
         ("ref_pretrain", &o.ref_pretrain),
         ("teacher", &o.teacher),
         ("lora_merge", &s.lora.merge),
+        ("lora_adapter", &s.lora.adapter),
     ];
     let paths = paths.into_iter().filter_map(|(setting, path)| Some((setting, path.as_ref()?.to_str()?.to_string())));
     paths.chain(s.data.tokenizer.clone().map(|text| ("tokenizer", text))).collect()
@@ -253,7 +291,7 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
         let need = if samples || *setting == "tokenizer" { ModelNeed::Config } else { ModelNeed::Weights };
         let Some(name) = HubName::model(text) else { continue };
         let dir = found(setting, text, hub.model(&name, need))?;
-        let base = ckpt::adapter::base(&dir).filter(|_| *setting == "lora_merge" && s.model.pretrain.is_none());
+        let base = ckpt::adapter::base(&dir).filter(|_| setting.starts_with("lora_") && s.model.pretrain.is_none());
         if let Some(base) = base.filter(|base| is_model(base))
             && let Some(name) = HubName::model(&base)
         {
@@ -316,6 +354,7 @@ fn apply(s: &mut Settings, names: &HubNames) {
             "ref_pretrain" => s.objective.ref_pretrain = path(),
             "teacher" => s.objective.teacher = path(),
             "lora_merge" => s.lora.merge = path(),
+            "lora_adapter" => s.lora.adapter = path(),
             "tokenizer" => s.data.tokenizer = path().map(|path| path.display().to_string()),
             PROMPTS => {}
             BASE => (s.model.pretrain, s.checkpoint.resume) = (path(), Some(given.clone())),

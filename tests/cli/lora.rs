@@ -137,6 +137,51 @@ fn adapters_are_saved_alone_resumed_and_merged() {
 }
 
 /// Then the base model is held in bf16 only.
+/// A run with an adapter begins where the merged model does, and goes on with its rank, alpha and modules.
+#[test]
+fn an_adapter_is_trained_on() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lora-on");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let new = [&TRAIN[..5], &["--lora-alpha=8", "--lr=0.01"]].concat();
+    run(&dir, &base(), &[&new[..], &["--max-steps", "3", "--save-adapter", "first"]].concat());
+    run(&dir, &base(), &["--lora-merge", "first", "--save-hf", "merged"]);
+    let first_loss = |model: &Path, args: &[&str]| {
+        let events = run(&dir, model, args);
+        events.iter().find(|e| e["event"] == "step" && e["step"] == 1).unwrap()["loss"].as_f64().unwrap()
+    };
+    let one = [&new[..], &["--max-steps", "1"]].concat();
+    let (from_base, from_merged) = (first_loss(&base(), &one), first_loss(&dir.join("merged"), &one));
+    let on = ["--lora-adapter", "first", "--lr=0.01", "--max-steps", "2", "--save-adapter", "second"];
+    let goes_on = first_loss(&base(), &on);
+    assert!((goes_on - from_merged).abs() < 1e-5, "{goes_on} and {from_merged} merged");
+    assert!((goes_on - from_base).abs() > 1e-3, "{goes_on} and {from_base} without the adapter");
+    let [first, second] = ["first", "second"].map(|name| dir.join(name));
+    let config =
+        |of: &Path| -> Value { serde_json::from_slice(&fs::read(of.join("adapter_config.json")).unwrap()).unwrap() };
+    assert_eq!(config(&second), config(&first));
+    let weights = |of: &Path| fs::read(of.join("adapter_model.safetensors")).unwrap();
+    assert!(weights(&second) != weights(&first), "nothing was learned");
+
+    // It names its model, and the defaults are those of adapters.
+    let mut command = unlaunched(crate::common::binaries::FSDP);
+    let Output { stdout, stderr, .. } = command
+        .current_dir(&dir)
+        .args(["--lora-adapter", "first", "--dataset", "synthetic", "--print-config"])
+        .output()
+        .unwrap();
+    let (config, text) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(config.contains("lr: 0.0002") && config.contains(base().to_str().unwrap()), "{config}{text}");
+    let text = refused(&dir, &base(), &["--lora-adapter", "first", "--lora-rank", "8"]);
+    assert!(text.contains("--lora-rank 8") && text.contains("has 4: remove the flag"), "{text}");
+    let dora = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/dora");
+    let text = refused(&dir, &base(), &["--lora-adapter", dora.to_str().unwrap()]);
+    assert!(text.contains("`use_dora` is set; such adapters are not trained on"), "{text}");
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/whole");
+    let text = refused(&dir, &base(), &["--lora-adapter", whole.to_str().unwrap()]);
+    assert!(text.contains("is trained whole (`modules_to_save`, `bias`); such adapters are not trained on"), "{text}");
+}
+
 #[test]
 fn in_bf16_the_model_is_the_same_and_a_resumed_run_too() {
     let dir = tempfile::tempdir().unwrap();

@@ -99,3 +99,45 @@ fn prompts_are_printed_without_samples_and_rollouts_with_theirs() {
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(text.contains("\"reward\":1.0") && text.contains("\"loss_text\":[\"b\"]"), "{text}");
 }
+
+/// A clone of a data set whose card has several configurations: each has a name, with its split or without.
+#[test]
+fn configurations_of_a_directory_are_named_as_on_the_hub() {
+    let dir = Dir::new();
+    let config = |name: &str| {
+        format!(
+            "- config_name: {name}\n  data_files:\n  - split: train\n    path: data/{name}/train*\n  - split: test\n    \
+             path: data/{name}/test*\n"
+        )
+    };
+    for name in ["all", "some"] {
+        fs::create_dir_all(dir.path(&format!("set/data/{name}"))).unwrap();
+        for split in ["train", "test"] {
+            put(&dir, &format!("set/data/{name}/{split}.jsonl"), &[json!({"text": format!("{name} {split}")})]);
+        }
+    }
+    fs::write(dir.path("set/README.md"), format!("---\nconfigs:\n{}{}---\n", config("all"), config("some"))).unwrap();
+    let text =
+        |name: &str| printed(&dir, &format!("--dataset {name} --max-len 32 --print-samples 1"))[0]["text"].clone();
+    assert_eq!(
+        [text("set/all"), text("set/some:test"), text("set/all:train")],
+        ["all train", "some test", "all train"]
+    );
+    for (name, says) in [
+        ("set", "several configurations, and none is the default: all, some. Name one, such as set/all"),
+        ("set/all:none", "set has no split none; it has train, test"),
+        ("set/none", "set/none"),
+    ] {
+        let out = run(&dir, &format!("--dataset {name} --max-len 32 --print-samples 1"));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(2) && said.contains(says), "{name}: {said}");
+    }
+    let more = [json!({"text": "a", "system_prompt": "s"}), json!({"text": "b", "score": 1})];
+    put(&dir, "more.jsonl", &more);
+    let said = |count: u64| {
+        let out = run(&dir, &format!("--dataset more.jsonl --max-len 32 --print-samples {count}"));
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    assert!(said(1).contains("not read: `system_prompt`") && !said(1).contains("score"), "{}", said(1));
+    assert!(said(2).contains("not read: `score`, `system_prompt`"), "{}", said(2));
+}

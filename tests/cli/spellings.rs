@@ -623,7 +623,7 @@ fn line(row: &Synonym, rows: &[&Synonym]) -> String {
         "value" => (code(&shown(row, row.spelling)), code(&shown(row, value))),
         "flag" => {
             let with = row.with.as_ref().map_or(String::new(), |with| format!(" with {}", flag(with)));
-            let same = rows.iter().filter(|other| other.kind == "flag" && other.spelling == row.spelling);
+            let same = rows.iter().filter(|of| of.kind == "flag" && of.spelling == row.spelling && of.tool == row.tool);
             let ours = same.map(|row| {
                 let value = row.value.trim_end_matches('?').replace("{}", "X");
                 let value = if row.counts_samples() { "X/G".into() } else { value };

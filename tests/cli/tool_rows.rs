@@ -67,16 +67,22 @@ fn columns_of_a_file_win_over_other_columns() {
 #[test]
 fn splits_of_a_directory_are_those_that_an_entry_names() {
     let dir = work();
-    fs::create_dir(dir.path("rows")).unwrap();
+    ["rows", "cards"].iter().for_each(|at| fs::create_dir(dir.path(at)).unwrap());
     for (name, count) in [("train", 40), ("test", 9)] {
         let row = json!({"instruction": "a", "input": "", "output": name});
-        fs::write(dir.path(&format!("rows/{name}.jsonl")), format!("{row}\n").repeat(count)).unwrap();
+        let rows = format!("{row}\n").repeat(count);
+        ["rows", "cards"].iter().for_each(|at| fs::write(dir.path(&format!("{at}/{name}.jsonl")), &rows).unwrap());
     }
+    let files = "- split: train\n    path: train.jsonl\n  - split: test\n    path: test.jsonl";
+    let card = format!("---\nconfigs:\n- config_name: some\n  data_files:\n  {files}\n---\n");
+    fs::write(dir.path("cards/README.md"), card).unwrap();
     for (entry, expected) in [
         ("- path: rows\n    type: alpaca", "train"),
         ("- path: rows\n    split: train\n    type: alpaca", "train"),
         ("- path: rows\n    split: test\n    type: alpaca", "test"),
         ("- path: rows\n    data_files: test.jsonl\n    type: alpaca", "test"),
+        ("- path: cards\n    name: some\n    type: alpaca", "train"),
+        ("- path: cards\n    name: some\n    split: test\n    type: alpaca", "test"),
     ] {
         fs::write(dir.path("f.yml"), AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", entry)).unwrap();
         let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");

@@ -253,6 +253,23 @@ fn patterns(config: &Map<String, Value>, key: &str) -> std::result::Result<Vec<(
 }
 
 impl AdapterConfig {
+    /// The adapters of a run that goes on training this one, in `dir`. What it learns besides, its tensors show.
+    pub fn trainable(self, dir: &Path) -> Result<Lora> {
+        let other = [
+            (self.dora, "use_dora"),
+            (!self.ranks.is_empty(), "rank_pattern"),
+            (!self.alphas.is_empty(), "alpha_pattern"),
+            (!self.tokens.is_empty(), "trainable_token_indices"),
+        ];
+        if let Some((_, key)) = other.iter().find(|(has, _)| *has) {
+            let what = format!(
+                "`{key}` is set; such adapters are not trained on. Merge this one, and train a new one on the model that results"
+            );
+            return Err(Error::in_file(&dir.join(FILE), what));
+        }
+        let (rank, scale) = self.of("");
+        Ok(Lora { alpha: scale * rank as f32, ..self.lora })
+    }
     /// The tokens of `module` that have embeddings of their own.
     pub fn tokens(&self, module: &str) -> &[usize] {
         let of = self.tokens.iter().find(|(name, _)| name.as_deref().is_none_or(|name| is_path_end(name, module)));

@@ -15,11 +15,27 @@ pub(super) fn reading_order(folder: &Path, files: &[&Path]) -> Result<Vec<PathBu
     Ok(read.into_iter().map(|path| root.join(path)).chain(others.map(|path| path.to_path_buf())).collect())
 }
 
-/// Those of `files`, found below `folder`, that are the split `split`.
-pub(super) fn of_split<'a>(folder: &Path, split: &str, files: impl Iterator<Item = &'a Path>) -> Result<Vec<PathBuf>> {
-    let below = below(&absolute(folder)?, files);
-    let found = split_files(&folder.display().to_string(), &below, &card(folder), split).map_err(Error::input)?;
-    Ok(found.into_iter().map(|path| folder.join(path)).collect())
+/// A split of a folder of rows, or of one configuration of its card.
+#[derive(Clone, Copy)]
+pub struct FolderSplit<'a> {
+    pub folder: &'a Path,
+    pub config: Option<&'a str>,
+    pub split: &'a str,
+}
+
+impl FolderSplit<'_> {
+    /// Those of `files`, found below the folder, that it is.
+    pub(super) fn of<'a>(&self, files: impl Iterator<Item = &'a Path>) -> Result<Vec<PathBuf>> {
+        let FolderSplit { folder, config, split } = *self;
+        let below = below(&absolute(folder)?, files);
+        let found = split_files(&folder.display().to_string(), &below, &card(folder), config, split);
+        Ok(found.map_err(Error::input)?.into_iter().map(|path| folder.join(path)).collect())
+    }
+}
+
+/// Whether the card of `folder` has a configuration of this name.
+pub fn has_config(folder: &Path, name: &str) -> bool {
+    hub::is_config(&card(folder), name)
 }
 
 pub(super) fn absolute(folder: &Path) -> Result<PathBuf> {

@@ -1,7 +1,7 @@
 //! Initial weights and moments of a run, from a model or a checkpoint, and the checkpointer that saves them. Never
 //! chooses the checkpoint: `resume` does.
 use crate::base::{Error, Result};
-use crate::ckpt::{Checkpointer, is_created};
+use crate::ckpt::{self, Checkpointer, is_created};
 use crate::comm::mesh::Mesh;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -36,6 +36,10 @@ pub fn load(plan: &Plan, device: Arc<dyn Device>, mesh: &Mesh, engine: &mut Engi
     let adapted = plan.engine.tuning.lora.is_some();
     if let Some(dir) = pretrain.filter(|_| adapted || plan.resume.is_none()) {
         checkpointer.load_model(dir, engine.state().0)?;
+    }
+    if let Some(dir) = plan.settings.lora.adapter.as_deref().filter(|_| plan.resume.is_none()) {
+        let tower = pretrain.map_or(Ok(false), ckpt::hf::has_tower)?;
+        checkpointer.load_adapter(dir, tower, engine.state().0)?;
     }
     let resumed = plan.resume.clone().map(|resume| read(resume, plan, &mut checkpointer, engine)).transpose()?;
     if let Some(ResumeFrom { dir, state, damaged, .. }) = &resumed {

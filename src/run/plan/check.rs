@@ -78,7 +78,7 @@ fn replaceable(flag: &str, path: &Path, begins: &str) -> Result<()> {
 fn is_no_input(s: &Settings, flag: &str, path: &Path) -> Result<()> {
     let named = [&s.data.dataset, &s.data.eval_dataset, &s.objective.rollouts];
     let files = named.into_iter().flatten().flatten().map(PathBuf::from);
-    let models = [&s.model.pretrain, &s.objective.ref_pretrain, &s.objective.teacher, &s.lora.merge];
+    let models = [&s.model.pretrain, &s.objective.ref_pretrain, &s.objective.teacher, &s.lora.merge, &s.lora.adapter];
     let within = |dir: &&PathBuf| path.exists() && path.parent().is_some_and(|parent| ckpt::same_place(parent, dir));
     let read = files.into_iter().find(|file| file.exists() && ckpt::same_place(path, file));
     match read.or(models.into_iter().flatten().find(within).cloned()) {
@@ -103,6 +103,10 @@ pub fn weights(
     let reads_base = resume.is_none() || sized.options.tuning.lora.is_some();
     if let Some(dir) = s.model.pretrain.as_ref().filter(|_| reads_base) {
         ckpt::inspect_model(dir, &sized.options.spec, sized.decoder.layouts())?;
+    }
+    if let Some(dir) = s.lora.adapter.as_ref().filter(|_| resume.is_none()) {
+        let tower = s.model.pretrain.as_deref().map_or(Ok(false), ckpt::hf::has_tower)?;
+        ckpt::inspect_trained_adapter(dir, sized.decoder.layouts(), tower)?;
     }
     objective::inspect(s, &sized.options)
 }

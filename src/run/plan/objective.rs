@@ -140,6 +140,13 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
 /// What a run that trains `spec` compares with.
 pub fn reference(s: &Settings, spec: &Spec) -> Result<ReferenceModel> {
     let own = s.objective.ref_pretrain.is_none() && s.lora.rank.is_some();
+    if let Some(adapter) = s.lora.adapter.as_ref().filter(|_| own && s.objective.has_reference()) {
+        return Err(Error::input(format!(
+            "--lora-adapter {0}: the reference would be the base model, and not the one that training starts from: merge the \
+             adapter (`flatshard merge {0} --save-hf DIR`), and name DIR as --ref-pretrain",
+            adapter.display()
+        )));
+    }
     Ok(match (reference_model(s, spec)?, s.objective.precompute_ref_logps == Some(true)) {
         (None, _) => ReferenceModel::Base,
         (Some(_), true) => ReferenceModel::Given,

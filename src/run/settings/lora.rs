@@ -11,6 +11,10 @@ pub struct LoraSettings {
     /// Rank of LoRA adapters; the base model is frozen [default: none, train the full model]
     #[arg(long = "lora-rank", value_name = "N")]
     pub rank: Option<usize>,
+    /// Adapter to go on training, a directory or a name of the hub; it decides rank, alpha and modules [default: none,
+    /// a new one]
+    #[arg(long = "lora-adapter", value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// LoRA scaling: adapters are multiplied by alpha / rank [default: lora-rank]
     #[arg(long = "lora-alpha", value_name = "ALPHA")]
     pub alpha: Option<f64>,

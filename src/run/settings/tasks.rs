@@ -78,13 +78,14 @@ pub struct RunTask {
 /// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. None: the run starts
 /// from nothing.
 pub fn imply(requested: &Value, defaults: &mut Value) -> Option<RunTask> {
-    if requested["model"]["pretrain"].is_null() {
+    let adapts = &requested["lora"]["adapter"]; // and names the model, unless a flag does
+    if requested["model"]["pretrain"].is_null() && adapts.is_null() {
         return None;
     }
     let objective = requested["objective"]["objective"].as_str().unwrap_or("sft");
     let objective = if requested["objective"]["teacher"].is_null() { objective } else { "distill" };
     let (_, full, adapters) = TASKS.into_iter().find(|(name, ..)| *name == objective)?;
-    let task = if requested["lora"]["rank"].is_null() { full } else { adapters };
+    let task = if requested["lora"]["rank"].is_null() && adapts.is_null() { full } else { adapters };
     let given = |section: &str, key: &str| !requested[section][key].is_null();
     let values = [
         ("optim", "lr", json!(task.lr)),
@@ -166,6 +167,7 @@ mod tests {
             "flags replace them"
         );
         assert_eq!(made["optim"]["warmup_ratio"], Value::Null);
+        assert_eq!(implied(json!({"lora": {"adapter": "a"}})).0.unwrap().name, "LoRA fine-tune");
         let distill = json!({"model": {"pretrain": "m"}, "objective": {"teacher": "t"}});
         assert_eq!(implied(distill).0.unwrap().name, "distillation");
     }

@@ -1,7 +1,7 @@
 //! A data set of another tool's list, as what `--dataset` takes. Never opens it.
 use super::rewriting::Rewriting;
 use crate::base::{Result, quote};
-use crate::data::corpus;
+use crate::data::corpus::{self, FolderSplit};
 use serde_json::Value;
 use std::path::Path;
 
@@ -35,14 +35,16 @@ impl DataPlace {
         }
         let subset = self.subset.filter(|name| name != "default");
         if dir.exists() {
-            if let Some(subset) = &subset {
-                let why = "a directory has no configurations: name the files with data_files";
-                return Err(out.refuse(&format!("{at}.name"), &Value::from(subset.as_str()), why));
+            let config = subset.as_deref();
+            if let Some(subset) = config.filter(|config| !corpus::has_config(dir, config)) {
+                let why = "no card names it there: name the files with data_files";
+                return Err(out.refuse(&format!("{at}.name"), &Value::from(subset), why));
             }
-            return match self.split.filter(|split| dir.is_dir() && split != "train") {
+            return match self.split.filter(|split| dir.is_dir() && split != "train").or(config.map(|_| "train".into()))
+            {
                 None => Ok(vec![self.path]),
                 Some(split) => {
-                    let files = corpus::of_split(dir, &split);
+                    let files = corpus::of_split(FolderSplit { folder: dir, config, split: &split });
                     let files = files.map_err(|e| out.fault(format!("{at}.split is {}: {e}", quote(&split))))?;
                     Ok(files.iter().map(|file| file.display().to_string()).collect())
                 }
