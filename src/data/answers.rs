@@ -11,6 +11,7 @@
 //!
 //! [`TurnFrame`]: super::template::TurnFrame
 use super::template::{ChatTemplate, Conversation, THOUGHTS, TurnFrame};
+use minijinja::Value as Message;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -122,8 +123,11 @@ fn prefixes(
     let mut found = Vec::new();
     for &turn in answers {
         let (before, with) = (upto(turn, true)?, upto(turn + 1, false)?);
-        let answer =
-            with.strip_prefix(&before).zip(text.strip_prefix(&before)).and_then(|(a, rest)| surviving_part(a, rest));
+        let message = &conversation.messages[turn];
+        let answer = with.strip_prefix(&before).zip(text.strip_prefix(&before));
+        let answer = answer.and_then(|(answer, rest)| {
+            surviving_part(answer, rest).or_else(|| with_another_end(chat, message, answer, rest))
+        });
         let Some(answer) = answer else {
             return Err(format!(
                 "has an answer (message {turn}) that the chat template renders differently when more messages follow: \
@@ -140,4 +144,17 @@ fn prefixes(
 fn surviving_part<'a>(answer: &'a str, rest: &str) -> Option<&'a str> {
     let starts = answer.char_indices().map(|(i, _)| &answer[i..]);
     starts.into_iter().find(|part| rest.starts_with(part)).filter(|part| !part.trim().is_empty())
+}
+
+/// The part of an answer at the start of `rest`, if only what follows its content is another than when it is the last
+/// message: gpt-oss ends the last answer with `<|return|>`, and earlier ones with `<|end|>`.
+fn with_another_end<'a>(chat: &ChatTemplate, message: &Message, answer: &str, rest: &'a str) -> Option<&'a str> {
+    let content = message.get_attr("content").ok()?;
+    let said = content.as_str().map(str::trim).filter(|said| !said.is_empty())?;
+    let spoken = &answer[..answer.rfind(said)? + said.len()];
+    let parts = spoken.char_indices().map(|(i, _)| &spoken[i..]).take_while(|part| part.len() >= said.len());
+    let upto = parts.into_iter().find(|part| rest.starts_with(part))?.len();
+    let frame = chat.frame()?;
+    let next = frame.others.iter().chain([&frame.header]).filter_map(|next| rest[upto..].find(next)).min()?;
+    Some(&rest[..upto + next])
 }

@@ -60,7 +60,8 @@ pub(super) fn message(i: usize, turn: &mut Value) -> RowResult<()> {
         return Err(format!("has a message {i} that is not an object: a message is {{\"role\": .., \"content\": ..}}"));
     };
     if let (None, Some(from)) = (present(fields, "role"), present(fields, "from")) {
-        let role = SPEAKERS.iter().find(|(name, _)| from == name).map(|(_, role)| *role).ok_or_else(|| {
+        let is = |name: &str| from.as_str().is_some_and(|from| from.eq_ignore_ascii_case(name));
+        let role = SPEAKERS.iter().find(|(name, _)| is(name)).map(|(_, role)| *role).ok_or_else(|| {
             let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
             format!("has a message {i} from {from}; ShareGPT knows: {}", known.join(", "))
         })?;

@@ -31,6 +31,11 @@ pub(super) fn first_sequence(targets: &[i32]) -> usize {
 impl Recipe {
     /// See [Note: pairs].
     pub(super) fn pair(&self, keys: &PairKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
+        let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
+        for key in [&keys.chosen, &keys.rejected].into_iter().filter(|_| !tokens) {
+            let named = "Name the fields of a pair with `prompt_key`, `chosen_key` and `rejected_key`";
+            field(row, key).map_err(|what| format!("{what}. {named}"))?;
+        }
         let row = &*match keys.prompt == "prompt" {
             true => shapes::with_prompt(
                 row,
@@ -40,7 +45,6 @@ impl Recipe {
         };
         let row = &*split_texts(keys, row);
         let common = common_turns(keys, row);
-        let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
         if !tokens && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }

@@ -9,6 +9,7 @@ use super::rows::{RowSink, RowUse};
 use super::words::{NUMBER, number};
 use crate::base::{Error, Result};
 use crate::device::IGNORE;
+use std::collections::BTreeSet;
 
 /// A sequence of a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,6 +87,7 @@ struct Shown<'a> {
     numbers: usize,
     next: u64,
     left: u64,
+    unread: BTreeSet<String>,
 }
 
 impl Shown<'_> {
@@ -110,13 +112,15 @@ impl RowSink for Shown<'_> {
     fn bad(&mut self, what: String) -> Result<()> {
         self.put(PreviewRow::Dropped(what), 0)
     }
-    fn unread(&mut self, _: &str, _: u64) {}
+    fn unread(&mut self, what: &str, _: u64) {
+        self.unread.insert(what.into());
+    }
 }
 
 impl Dataset {
-    /// Shows the first `samples` samples in the order of the files, with the rows between them that are dropped. Errors
-    /// are those of [`Dataset::open`].
-    pub fn preview<'a>(options: &DataOptions, samples: u64, show: &'a mut Show<'a>) -> Result<()> {
+    /// Shows the first `samples` samples in the order of the files, with the rows between them that are dropped.
+    /// Returns what these rows hold and nothing reads. Errors are those of [`Dataset::open`].
+    pub fn preview<'a>(options: &DataOptions, samples: u64, show: &'a mut Show<'a>) -> Result<BTreeSet<String>> {
         let limit = options.max_samples.unwrap_or(u64::MAX).min(samples);
         let found = Dataset::find(options)?;
         let Some((corpus, recipe)) = found.filter(|(corpus, _)| corpus.kind.is_rows()) else {
@@ -128,7 +132,7 @@ impl Dataset {
                 let labels = ids.iter().map(|&id| id as i32).collect();
                 show(row, PreviewRow::Sample(PreviewSequence { ids, labels, cut: false }))?;
             }
-            return Ok(());
+            return Ok(BTreeSet::new());
         };
         let numbers = match options.format.preferences {
             Some(Preferences::Prompts(_)) => ROW_NUMBER,
@@ -136,14 +140,14 @@ impl Dataset {
             _ => 0,
         };
         let kind = options.format.sample();
-        let mut shown = Shown { show, kind, numbers, next: 0, left: limit };
+        let mut shown = Shown { show, kind, numbers, next: 0, left: limit, unread: BTreeSet::new() };
         for file in &corpus.files {
             let read = reader::rows(file, RowUse::Tokens(&recipe, &mut shown));
             if shown.left == 0 {
-                return Ok(());
+                break;
             }
             read?;
         }
-        Ok(())
+        Ok(shown.unread)
     }
 }

@@ -213,10 +213,13 @@ impl Recipe {
             }
             (_, None) => {
                 let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+                let instead = match shapes::both(row, shapes::PAIR) {
+                    true => "It is a pair: use `objective: dpo` or `rm`",
+                    false => "Name the prompt and response fields with `input_key` and `output_key`",
+                };
                 Err(format!(
                     "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`, \
-                     `prompt` with `completion`; its keys are: {}. Name the prompt and response fields with \
-                     `input_key` and `output_key`",
+                     `prompt` with `completion`; its keys are: {}. {instead}",
                     keys.join(", ")
                 ))
             }
@@ -398,9 +401,18 @@ impl Recipe {
         let earlier = turns[..first].iter().filter(|turn| turn["role"] == "assistant").count();
         let found = answers::find(chat, turns, text).or_else(|| answers::find_endless(chat, turns, text));
         found.map(|found| found[earlier].start).ok_or_else(|| {
-            "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
-             response is unknown. Use another `tokenizer_chat_template`"
-                .into()
+            let calls = |turn: &Value| turn["tool_calls"].as_array().is_some_and(Vec::is_empty);
+            let instead = match turns.iter().position(calls) {
+                Some(i) => format!(
+                    "Message {i} has `tool_calls`, which templates may take for a call even if it is an empty list: \
+                     remove it"
+                ),
+                None => "Use another `tokenizer_chat_template`".into(),
+            };
+            format!(
+                "is rendered by the chat template in a way that does not start with the prompt, so the start of the \
+                 response is unknown. {instead}"
+            )
         })
     }
 

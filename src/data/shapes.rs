@@ -6,7 +6,9 @@
 //! field comes first. In `{"instruction", "input", "output"}` the user message is the instruction, then the input on
 //! its own line if it is not empty; the assistant message is the output. `system` comes first, and the pairs of
 //! `history` before the instruction, as in LLaMA-Factory. Without a chat template the prompt is Stanford Alpaca's
-//! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's.
+//! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's. A list of
+//! texts (LIMA, UltraChat) is of user and assistant in turn, and one of `{"system", "input", "output"}` (XTuner,
+//! Capybara) has both in each.
 use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string};
 use super::message::message;
 use serde_json::{Value, json};
@@ -43,8 +45,16 @@ impl Shape {
 
     /// The first one that the keys of `row` fit. `chat`: a setting says that rows are conversations.
     pub(super) fn of(row: &JsonRow, chat: bool) -> Option<Shape> {
-        let known = |shape: Shape| !(chat && matches!(shape, Shape::Tokens | Shape::Text)) && shape.fits(row);
+        let known = |shape: Shape| !(chat && shape.is_flat(row)) && shape.fits(row);
         Shape::ALL.into_iter().map(|(shape, _)| shape).find(|&shape| known(shape))
+    }
+    /// It is no conversation, or next to messages a part of them as text.
+    fn is_flat(self, row: &JsonRow) -> bool {
+        match self {
+            Shape::Tokens | Shape::Text => true,
+            Shape::Completion => Shape::Messages.fits(row) && is_text(row, ["prompt", "completion"]),
+            _ => false,
+        }
     }
     /// The fields that it is recognized by.
     fn keys(self) -> &'static [&'static str] {
@@ -302,6 +312,9 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
     if let Some(output) = output {
         turns.extend(spoken(row, output, "assistant")?);
     }
+    if let Some(made) = with_roles(&turns) {
+        turns = made;
+    }
     for (i, turn) in turns.iter_mut().enumerate() {
         message(i, turn)?;
     }
@@ -310,6 +323,26 @@ pub(super) fn turns(row: &JsonRow, (input, output): (Option<&str>, Option<&str>)
         1 => Err("has only one message: a prompt must precede the response".into()),
         _ => Ok(turns),
     }
+}
+
+/// The messages of a list that names no roles, but has an order. None: it is no such list.
+pub(super) fn with_roles(turns: &[Value]) -> Option<Vec<Value>> {
+    let said = |role: &str, content: &Value| json!({"role": role, "content": content});
+    if turns.iter().all(Value::is_string) {
+        let roles = ["user", "assistant"].into_iter().cycle();
+        return Some(turns.iter().zip(roles).map(|(text, role)| said(role, text)).collect());
+    }
+    let texts = |turn: &Value| ["input", "output"].iter().all(|key| turn[*key].is_string());
+    if !turns.iter().all(|turn| texts(turn) && ["role", "from"].iter().all(|key| turn[*key].is_null())) {
+        return None;
+    }
+    let each = turns.iter().flat_map(|turn| {
+        let system = turn["system"].as_str().is_some_and(|text| !text.is_empty());
+        let mut answer = said("assistant", &turn["output"]);
+        answer["loss"] = turn["output_with_loss"].clone();
+        [system.then(|| said("system", &turn["system"])), Some(said("user", &turn["input"])), Some(answer)]
+    });
+    Some(each.flatten().collect())
 }
 
 /// The messages of a prompt in field `key`, checked, after the row's `system` field; text is the user's. The answer

@@ -15,7 +15,11 @@ impl Recipe {
     pub(super) fn unread(&self, row: &JsonRow, out: &mut TokenizedRow) {
         let reads = self.reads(row);
         let unread = row.iter().filter(|(key, value)| !value.is_null() && !reads.contains(&key.as_str()));
-        out.unread.extend(unread.map(|(key, _)| format!("`{key}`")));
+        let named = |key: &str| match key {
+            "system_prompt" | "system_message" if self.format.is_chat() => format!("`{key}` (`system_key` names it)"),
+            _ => format!("`{key}`"),
+        };
+        out.unread.extend(unread.map(|(key, _)| named(key)));
         let Some(chat) = self.format.template_of(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
         let deaf = |name: &str| !chat.mentions(name);
         let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);
@@ -39,7 +43,7 @@ impl Recipe {
         }
         let messages = |key: &str| match row.get(key)? {
             message @ Value::Object(_) => Some(Cow::Borrowed(std::slice::from_ref(message))),
-            value => list(value, key).ok(),
+            value => list(value, key).ok().map(|turns| shapes::with_roles(&turns).map_or(turns, Cow::Owned)),
         };
         let lists = reads.iter().filter(|key| !VARIABLES.contains(key) && !GROUP_KEYS.contains(key));
         let lists: Vec<_> = lists.filter_map(|key| Some((*key, messages(key)?))).collect();

@@ -12,7 +12,7 @@ use crate::run::settings::Settings;
 use crate::run::watch::style;
 use clap::builder::styling::AnsiColor;
 use serde_json::{Value, json};
-use std::io::{BufWriter, ErrorKind, Write, stdout};
+use std::io::{BufWriter, ErrorKind, Write, stderr, stdout};
 
 /// How samples are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,11 +46,15 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
         };
         let shown = Dataset::preview(options, count, &mut show)
             .map_err(|e| data.of_training(e))
-            .and_then(|()| out.flush().map_err(|e| Error::io("write", "standard output", e)));
-        match shown {
+            .and_then(|unread| out.flush().map(|()| unread).map_err(|e| Error::io("write", "standard output", e)));
+        let unread = match shown {
             // A reader that stops early (`| head`) is not a failure.
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => return Ok(()),
             other => other.map_err(Error::before_start)?,
+        };
+        if !unread.is_empty() {
+            let names: Vec<String> = unread.into_iter().collect();
+            let _ = writeln!(stderr(), "not read: {}", names.join(", ")); // a closed stderr changes nothing
         }
     }
     Ok(())

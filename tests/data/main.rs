@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use tempfile::TempDir;
 
+mod answers;
 mod cache;
 mod checks;
 #[path = "../common/mod.rs"]
