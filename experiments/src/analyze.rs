@@ -11,7 +11,7 @@ use flatshard::base::{Error, Result};
 use std::fs;
 use std::path::PathBuf;
 
-/// Throughput, loss, memory and communication of each run beside a baseline: table, CSV, PNG, and one HTML page
+/// Throughput, loss, memory and communication of each run beside a baseline: table, CSV, SVG, and one HTML page
 #[derive(clap::Args)]
 pub struct AnalyzeArgs {
     /// The run that the others are compared with [default: ddp_fp32, or without one the first]

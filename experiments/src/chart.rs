@@ -12,7 +12,7 @@ use flatshard::base::{Error, Result};
 use std::fmt::Write;
 use std::path::Path;
 
-/// Of every picture, in user units; a page scales it.
+/// The width of every picture, in user units; a page scales it.
 pub const WIDTH: f64 = 960.0;
 pub const INK: &str = "#1f2933";
 pub const QUIET: &str = "#64707d";
@@ -38,7 +38,7 @@ pub fn color(name: &str) -> &'static str {
     }
 }
 
-/// Of curves, in their order: the first is what the others are compared with.
+/// The colors of curves, in their order: the first is what the others are compared with.
 pub const CURVES: [&str; 8] = ["#475569", "#2563eb", "#ea580c", "#0d9488", "#7c3aed", "#db2777", "#16a34a", "#ca8a04"];
 
 #[derive(Clone, Copy, PartialEq)]

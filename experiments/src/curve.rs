@@ -70,7 +70,7 @@ pub struct StepMetrics {
     pub sol: Option<f64>,
     #[serde(default)]
     pub data_time_s: Option<f64>,
-    // Of objectives other than fine-tuning.
+    // The rest is there with objectives other than fine-tuning.
     #[serde(default)]
     pub reward_chosen: Option<f64>,
     #[serde(default)]
@@ -111,7 +111,7 @@ pub struct StepMetrics {
     pub comm_bytes: Option<u64>,
     #[serde(default)]
     pub peak_mem_bytes: Option<u64>,
-    /// Of all ranks.
+    /// The tokens of all ranks.
     #[serde(default)]
     pub tokens: Option<u64>,
 }
@@ -214,7 +214,7 @@ impl Curve {
         Ok(())
     }
 
-    /// As [`Curve::read`], and there is a step at least.
+    /// Like [`Curve::read`], and there is a step at least.
     pub fn with_steps(path: &Path) -> Result<Curve> {
         let curve = Curve::read(path)?;
         match curve.steps.is_empty() {

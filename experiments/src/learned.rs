@@ -36,7 +36,7 @@ fn curve(metrics: &Path) -> Result<(EvaluatedAs, EvaluationCurve)> {
     }
 }
 
-/// Of several runs, whose evaluations must be comparable.
+/// The curves of several runs, whose evaluations must be comparable.
 pub fn curves(files: &[PathBuf]) -> Result<(EvaluatedAs, Vec<EvaluationCurve>)> {
     let (kinds, curves): (Vec<_>, Vec<_>) =
         files.iter().map(|file| curve(file)).collect::<Result<Vec<_>>>()?.into_iter().unzip();

@@ -114,7 +114,7 @@ fn picture(results: &Results, first: &MeasuredRun) -> PairChart {
     let values = |name: &str, work: &BarWork, of: fn(&MeasuredRun) -> f64| -> Vec<f64> {
         results.runs.iter().filter(|run| run.name == name && run.work == *work).map(of).collect()
     };
-    // Of a bar, what the subtitle does not say.
+    // What the subtitle does not say of a bar.
     let label = |work: &BarWork| match (&lengths[..], one_precision) {
         ([_], _) => work.precision.clone(),
         (_, true) => format!("at {}", grouped(work.sequence as f64)),

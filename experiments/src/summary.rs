@@ -14,7 +14,7 @@ use std::path::Path;
 pub struct RunRow {
     pub name: String,
     pub rounds: usize,
-    /// Of the whole job; each round's median over its steps.
+    /// The speed of the whole job; each round's is the median over its steps.
     pub tokens_per_sec: Option<Spread>,
     /// Medians over steps and rounds, of rank 0.
     pub trained_tokens_per_sec: Option<f64>,

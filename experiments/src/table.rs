@@ -191,7 +191,7 @@ pub fn csv(found: &Found, baseline: &RunRow) -> String {
     out
 }
 
-/// As RFC 4180 quotes a field.
+/// A field as RFC 4180 quotes it.
 fn quoted(field: &str) -> String {
     match field.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", field.replace('"', "\"\"")),

@@ -100,7 +100,7 @@ pub fn legend() -> Vec<(&'static str, &'static str)> {
     COLORS.iter().filter(|(.., meaning)| !meaning.is_empty()).map(|&(_, color, meaning)| (color, meaning)).collect()
 }
 
-/// Of the last step of a trace: rank 0's communication in words, and an SVG picture without any.
+/// The last step of a trace: rank 0's communication in words, and an SVG picture without any.
 pub fn thumbnail(path: &Path) -> Result<(String, String)> {
     let head = chrome::head(path)?;
     let gantt = picture(path, &head, &events(path)?, None)?;

@@ -50,14 +50,14 @@ pub const SCALES: [f32; 256] = fractions(true);
 /// elements, and multiples of [`BLOCK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nf4Shape {
-    /// Of this rank's part.
+    /// Elements of this rank's part.
     pub len: usize,
     /// Elements that are adjacent in the whole matrix, those before the first of them, and the distance from one such
     /// run to the next.
     pub run: usize,
     pub before: usize,
     pub stride: usize,
-    /// Of the whole matrix.
+    /// Elements of the whole matrix.
     pub whole: usize,
 }
 
@@ -76,7 +76,7 @@ impl Nf4Shape {
     pub fn scales(&self) -> Range<usize> {
         self.codes().end..self.codes().end + self.len / BLOCK
     }
-    /// Of all groups, f32.
+    /// The factors of all groups, f32.
     pub fn factors(&self) -> Range<usize> {
         let start = self.scales().end.next_multiple_of(4);
         start..start + 4 * self.groups()

@@ -26,13 +26,13 @@ const SCORE_MODULE: &str = "score";
 pub struct AdapterBase {
     /// A path, or a name of the hub.
     pub name: String,
-    /// Of a name of the hub.
+    /// The revision of a name of the hub.
     pub revision: Option<String>,
 }
 
 impl AdapterBase {
-    /// Of a directory, or of the file that it was made from. A relative path would be resolved against the directory
-    /// that the adapter is loaded from.
+    /// The base in a directory, or of the file that it was made from. A relative path would be resolved against the
+    /// directory that the adapter is loaded from.
     pub fn of_path(base: &Path) -> AdapterBase {
         let base = origin(&fs::canonicalize(base).unwrap_or(base.to_path_buf()));
         AdapterBase { name: base.display().to_string(), revision: None }

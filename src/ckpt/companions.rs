@@ -100,7 +100,7 @@ impl Companions {
         Companions { ends, ..self }
     }
 
-    /// Of a model that is trained on bytes, without a tokenizer's files.
+    /// A model that is trained on bytes has no tokenizer's files.
     pub fn of_bytes(self, bytes: bool) -> Companions {
         Companions { bytes, ..self }
     }

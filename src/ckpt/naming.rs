@@ -3,18 +3,18 @@
 /// How the files of a model name the tensors of its text model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Naming {
-    /// As the text model's own class does: `model.`, `lm_head.`
+    /// The names of the text model's own class: `model.`, `lm_head.`
     #[default]
     Plain,
-    /// As the modules of a class with a vision tower are named since transformers 4.52.
+    /// The names of the modules of a class with a vision tower since transformers 4.52.
     Within,
-    /// As they were named before; transformers still writes most models so.
+    /// Their names before that; transformers still writes most models so.
     Around,
-    /// As the modules of Idefics and SmolVLM are named.
+    /// The names of the modules of Idefics and SmolVLM.
     TextModel,
-    /// As GPT-NeoX is published, and written by transformers, whose class has `lm_head.` nevertheless.
+    /// The names under which GPT-NeoX is published and written by transformers, whose class has `lm_head.`.
     EmbedOut,
-    /// As Nemotron-H is published, and written by transformers, whose class has `model.` nevertheless.
+    /// The names under which Nemotron-H is published and written by transformers, whose class has `model.`.
     Backbone,
 }
 

@@ -399,7 +399,7 @@ impl OpenedFiles {
             let bare = ["transformer.", "model.", "gpt_neox."].iter().find_map(|p| want.name.strip_prefix(p));
             let bare = bare.filter(|_| !exact && tower.is_none());
             let found = self.tensors.remove(&want.name).or_else(|| self.tensors.remove(bare?));
-            // Of tensors that share memory, some tools save the first by name.
+            // Some tools save only the first, by name, of tensors that share memory.
             let is_table = is_tied && TABLES.iter().any(|table| want.name.ends_with(table));
             let found = found.or_else(|| is_table.then(|| self.tensors.remove(&head))?);
             let Some(found) = found else {

@@ -84,7 +84,7 @@ pub fn hub_token() -> Option<String> {
         String::from_utf8(open::read(&file).ok()?).ok()
     })
 }
-/// As huggingface_hub reads its switches.
+/// Whether a switch is on, as huggingface_hub reads it.
 fn is_true(name: &str) -> bool {
     text(name).is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
 }

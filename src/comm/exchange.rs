@@ -66,7 +66,7 @@ impl Exchange {
         value.ok_or_else(|| Error::op(self.purpose, "agreement without a value"))
     }
 
-    /// As [`Exchange::agree`]; returns every rank's `words` numbers in rank order.
+    /// Like [`Exchange::agree`]; returns every rank's `words` numbers in rank order.
     pub fn share(
         &mut self,
         dev: &dyn Device,

@@ -107,7 +107,7 @@ impl Mesh {
     pub fn world(member: &dyn Member) -> Result<Arc<dyn Collective>> {
         member.group(Axis::World, (0..member.size()).collect())
     }
-    /// As [`Mesh::new`], with `world` as the group of all ranks.
+    /// Like [`Mesh::new`], with `world` as the group of all ranks.
     pub fn with_world(world: Arc<dyn Collective>, member: Arc<dyn Member>, sizes: MeshSizes) -> Result<Mesh> {
         sizes.check(member.size())?;
         let rank = member.rank();

@@ -14,7 +14,7 @@ pub struct Entry {
     pub axis: Axis,
     /// Tag of the operation that is started or awaited.
     pub tag: Tag,
-    /// As in [`Started`]; 0 for waits and releases.
+    /// See [`Started`]; 0 for waits and releases.
     pub bytes: usize,
 }
 

@@ -19,7 +19,7 @@ pub struct MicroBatch {
     pub numbers: Vec<f32>,
     /// The reference's summed token losses by document, if they were computed before ([`super::Loader::compare`]).
     pub reference: Vec<f64>,
-    /// Of rollouts.
+    /// What rollouts have besides.
     pub recorded: Recorded,
     /// For labeled answers: the same prompts, each with the answer of another row of the data set.
     pub mismatched: Option<Box<MicroBatch>>,

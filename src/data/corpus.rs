@@ -56,7 +56,7 @@ impl CorpusKind {
 
 #[derive(Clone, Debug)]
 pub struct CorpusFile {
-    /// As named or found: links are not resolved.
+    /// The path as named or found: links are not resolved.
     pub path: PathBuf,
     pub size: u64,
     /// With path and size, detects that a file has changed: when its content and its inode were modified (seconds and

@@ -47,7 +47,7 @@ pub struct PairKeys {
 pub enum InputLoss {
     #[default]
     None,
-    /// Those of rows with messages, which TRL's SFT learns as they are rendered.
+    /// Only of rows with messages, which TRL's SFT learns as they are rendered.
     Conversations,
     All,
 }

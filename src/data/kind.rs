@@ -206,7 +206,7 @@ enum Json {
 }
 
 impl Json {
-    /// Of a file that begins with a bracket or a brace. `named`: the name says that it is JSON.
+    /// Looks at a file that begins with a bracket or a brace. `named`: the name says that it is JSON.
     fn of(again: impl Fn() -> Result<Box<dyn Read>>, named: bool) -> Result<Json> {
         let start = || again().map(|file| BufReader::new(file.take(DETECT)));
         match Json::rows(&start, named)? {

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PreviewSequence {
     pub ids: Vec<u32>,
-    /// As long as `ids`, not shifted.
+    /// One for each of `ids`, not shifted.
     pub labels: Vec<i32>,
     pub cut: bool,
 }

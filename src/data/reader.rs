@@ -39,7 +39,7 @@ pub(super) fn rows(file: &CorpusFile, to: RowUse) -> Result<()> {
 /// Files whose rows were passed on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowFiles {
-    /// As in [`super::Report`].
+    /// See [`super::Report`].
     pub what: String,
     pub files: u64,
     pub bytes: u64,

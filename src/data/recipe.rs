@@ -296,7 +296,7 @@ impl Recipe {
             InputLoss::All => true,
         };
         if whole && !switched {
-            // As it is rendered.
+            // The text as it is rendered.
             let text = self.talked(row, &turns, chat, out)?.1.text;
             self.encode(&text, &mut out.ids)?;
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
@@ -348,7 +348,7 @@ impl Recipe {
                     let within = |span: &&Range<usize>| places.iter().any(|place| overlap(span, place));
                     generated.iter().filter(within).cloned().collect()
                 }
-                // Those that the messages before the response do not have.
+                // Answers that the messages before the response do not have.
                 Err(fault) if all_last => {
                     let earlier = chat.rendered(&talk.upto(first), false).map_err(|_| fault)?.generated;
                     generated[earlier.map_or(0, |earlier| earlier.len()).min(generated.len())..].to_vec()

@@ -27,7 +27,7 @@ pub struct Report {
     pub dropped: [u64; Drop::ALL.len()],
     /// Malformed rows that were skipped.
     pub bad: u64,
-    /// Of rollouts.
+    /// The samples of rollouts.
     pub groups: Option<GroupCounts>,
     /// What was noted while reading.
     pub notes: Notes,
@@ -50,7 +50,7 @@ pub struct GroupCounts {
 }
 
 impl GroupCounts {
-    /// Of the first `rows`.
+    /// Counts the samples of the first `rows`.
     pub(super) fn of(source: &RowSource, rows: u64) -> GroupCounts {
         let samples = |row| source.sequences(row, SampleKind::Group) as u64;
         GroupCounts {

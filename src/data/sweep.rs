@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// As where two runs that sample start in one cache directory.
+    /// Two runs that sample may start in one cache directory.
     #[test]
     fn a_file_that_is_created_while_others_sweep_is_there() {
         let dir = tempfile::tempdir().unwrap();

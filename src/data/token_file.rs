@@ -54,7 +54,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// As JSON of at most `room` bytes: the names in the fewest rows are left out first.
+    /// JSON of at most `room` bytes: the names in the fewest rows are left out first.
     fn stored(mut self, room: usize) -> Vec<u8> {
         loop {
             let json = serde_json::to_vec(&self).unwrap_or_default();

@@ -50,7 +50,7 @@ pub trait OpExecutor: Send + Sync {
     fn op(&self, op: OpCost, run: impl FnOnce(&dyn Device) -> Result<()>) -> Result<()>;
 }
 
-/// As [`Device::backward_scratch`], of the device that is planned for.
+/// Like [`Device::backward_scratch`], of the device that is planned for.
 pub type ScratchOf = fn(&BackwardOf, DType, usize) -> usize;
 
 /// Computes nothing.
@@ -192,7 +192,7 @@ impl<E: OpExecutor> Device for OpDevice<E> {
     fn encode(&self, op: Encode) -> Result<()> {
         self.moves(Encode::OP, op.x.dtype(), op.x.bytes() + op.bytes.bytes(), |dev| dev.encode(op))
     }
-    /// As on the CPU: casts, and a product in bf16.
+    /// Counts what the CPU does: casts, and a product in bf16.
     fn fp8_gemm(&self, op: Fp8Gemm) -> Result<()> {
         fp8::in_bf16(self, op)
     }

@@ -100,7 +100,7 @@ impl HostUpdate {
         })
     }
 
-    /// As [`Device::adamw`], with the operands where they are and the constants in host memory `h`.
+    /// Like [`Device::adamw`], with the operands where they are and the constants in host memory `h`.
     pub fn adamw(&mut self, dev: &dyn Device, h: &[f32], op: AdamW) -> Result<()> {
         op.check()?;
         let AdamW { scale, g, m, v, p, out, absmax, at, .. } = op;
@@ -109,7 +109,7 @@ impl HostUpdate {
         let chunk = Chunk { rule: UpdateRule::AdamW(at), g: alias(g), state, absmax, p: alias_mut(&p), out };
         self.update(dev, h, scale, &chunk)
     }
-    /// As [`Device::sgd`].
+    /// Like [`Device::sgd`].
     pub fn sgd(&mut self, dev: &dyn Device, h: &[f32], op: Sgd) -> Result<()> {
         op.check()?;
         let Sgd { scale, g, m, p, out, .. } = op;
@@ -195,7 +195,7 @@ struct Chunk {
     g: Buf,
     /// AdamW's moments; SGD's momentum, if any.
     state: [Option<Buf>; 2],
-    /// Of moments in blocks.
+    /// The largest magnitudes of moments in blocks.
     absmax: Option<[Buf; 2]>,
     p: Buf,
     out: Option<Buf>,

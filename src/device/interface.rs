@@ -95,7 +95,7 @@ pub trait Device: Send + Sync {
     fn rmsnorm_backward(&self, op: RmsNormBackward) -> Result<()>;
     fn layernorm(&self, op: LayerNorm) -> Result<()>;
     fn layernorm_backward(&self, op: LayerNormBackward) -> Result<()>;
-    /// Of weights that are stored minus 1.
+    /// The same with weights that are stored minus 1.
     fn layernorm_from_one(&self, op: LayerNorm) -> Result<()>;
     fn layernorm_from_one_backward(&self, op: LayerNormBackward) -> Result<()>;
 

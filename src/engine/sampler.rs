@@ -91,7 +91,7 @@ pub struct SampledText {
     pub prompt: usize,
     pub sample: usize,
     pub ids: Vec<u32>,
-    /// Of each token, at temperature 1 and without filters.
+    /// The log-probability of each token, at temperature 1 and without filters.
     pub logprobs: Vec<f32>,
     /// The caller ended it, rather than a limit of its length.
     pub ended: bool,
@@ -107,7 +107,7 @@ struct TextPlace {
 /// Texts of a prompt whose tokens are the same so far, with their places. All but the first are alike: what comes next
 /// tells them apart.
 struct Live {
-    /// Of the prompt.
+    /// The number of the prompt.
     id: u64,
     tokens: Vec<u32>,
     /// Tokens that are cached.
@@ -282,7 +282,7 @@ impl Sampler {
         Ok(work.gather(dev, &[u64::from(works)])?.contains(&1))
     }
 
-    /// As many samples of a prompt as there is room for, from `first` on. Each has pages for `room` more tokens.
+    /// Admits as many samples of a prompt as there is room for, from `first` on. Each has pages for `room` more tokens.
     fn admit(&mut self, index: usize, prompt: &Prompt, first: usize, room: usize) -> Option<Live> {
         let (n, kept) = (prompt.tokens.len(), self.kept.take());
         let spec = self.decoder.spec();

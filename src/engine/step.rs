@@ -51,11 +51,11 @@ pub struct StepReport {
     pub loss: f64,
     /// Means over the step's pairs or labeled answers, of a preference objective.
     pub preference: Option<PreferenceMeans>,
-    /// Of the step's rollouts, with [`super::Objective::Grpo`].
+    /// Means over the step's rollouts, with [`super::Objective::Grpo`].
     pub rollouts: Option<RolloutMeans>,
-    /// Of the step's samples, with a teacher that corrects them.
+    /// Means over the step's samples, with a teacher that corrects them.
     pub student: Option<StudentMeans>,
-    /// Of a mixture of experts.
+    /// The load of a mixture of experts.
     pub experts: Option<ExpertLoad>,
     /// Norm of the whole gradient, before clipping and without the loss scale.
     pub grad_norm: f32,

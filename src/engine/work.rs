@@ -23,7 +23,7 @@ pub struct StepWork {
     /// FLOPs of matrix products and of attention, by the dtype of their inputs. Attention counts the (query, key) pairs
     /// that are not masked: 2 products forward and 4 backward.
     pub flops: BTreeMap<DType, u64>,
-    /// Those of attention.
+    /// The operations of attention.
     pub attention: u64,
     /// FLOPs of backward that repeat forward's, not in `flops`: of activation checkpointing, and the scores that
     /// attention does not save. With checkpointing, an adapter's input times A is repeated too, but is too small to be

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(50);
 /// Before a wait is mentioned.
 const SILENT: Duration = Duration::from_secs(10);
-/// Of the listings in `trees`.
+/// The format of the listings in `trees`.
 const FORMAT: u64 = 1;
 
 /// A file of a repository, as far as the listing knows it.
@@ -27,7 +27,7 @@ pub(super) struct RepoFile {
     pub size: Option<u64>,
     /// Git's hash of the file, or of its pointer.
     pub blob: Option<String>,
-    /// Of files in large storage.
+    /// The checksum of a file in large storage.
     pub sha256: Option<String>,
 }
 

@@ -78,7 +78,7 @@ impl HubUrl {
     }
 }
 
-/// As messages and requests have it: without a name and password.
+/// Without a name and password, as messages and requests have it.
 impl fmt::Display for HubUrl {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let HubOrigin { scheme, host, port } = &self.origin;

@@ -55,9 +55,9 @@ pub(super) fn splits(name: &HubName, files: &[String], card: &str) -> Result<Fou
     Ok(if found.is_empty() { FoundSplits::Unreadable(named) } else { FoundSplits::Splits(found) })
 }
 
-/// Those of the `files` below a folder of this machine that are read, in order: its split `train`, as its card says,
-/// else as their names say, then what is no row. All of them, if they are one split. An error, if they are several and
-/// none is `train`.
+/// The `files` below a folder of this machine that are read, in order: its split `train`, as its card says, else as
+/// their names say, then what is no row. All of them, if they are one split. An error, if they are several and none is
+/// `train`.
 pub fn reading_order(folder: &str, files: &[String], card: &str) -> Result<Vec<String>, String> {
     let configured = card::configs(card).is_ok_and(|configs| !configs.is_empty());
     let name = of_folder_name(folder);
@@ -200,7 +200,7 @@ pub(super) fn converted(name: &HubName, files: &[String], config: Option<&str>) 
     };
     let mut splits: Splits = Vec::new();
     for (_, split, path) in all.iter().filter(|(of, ..)| *of == config) {
-        // Of a large split the hub converts the first 5 GB, and says so.
+        // The hub converts the first 5 GB of a large split, and says so.
         let split = split.strip_prefix("partial-").unwrap_or(split);
         match splits.iter_mut().find(|(known, _)| known == split) {
             Some((_, files)) => files.push((*path).clone()),

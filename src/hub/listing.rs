@@ -12,10 +12,10 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
     pub kind: HubKind,
-    /// As named, and as the hub calls it now.
+    /// Its given name, and what the hub calls it now.
     pub repo: String,
     pub current: String,
-    /// As asked for.
+    /// The revision that was asked for.
     pub revision: String,
     pub commit: String,
     pub files: Vec<RepoFile>,

@@ -52,7 +52,7 @@ pub(super) fn parts(files: &[RepoFile], path: &str) -> Vec<String> {
 #[derive(Debug, PartialEq)]
 pub(super) enum WeightFiles {
     These(Vec<String>),
-    /// Those that the index names.
+    /// The files that the index names.
     Indexed,
 }
 

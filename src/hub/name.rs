@@ -9,7 +9,7 @@ pub enum HubKind {
 }
 
 impl HubKind {
-    /// As addresses and folders of the cache have it.
+    /// The word in addresses and folders of the cache.
     pub fn plural(self) -> &'static str {
         match self {
             HubKind::Model => "models",

@@ -15,7 +15,7 @@ use crate::device::{View, ViewMut};
 pub struct Beside {
     /// Ends in a norm, whose output is not added to the residual.
     pub dense: MlpBranch,
-    /// Of the router's input.
+    /// The norm of the router's input.
     pub router_norm: Norm,
     /// Factor of the router's logits.
     pub logit_scale: f32,

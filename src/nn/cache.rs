@@ -84,7 +84,7 @@ impl KvCache {
         self.table.rows(paged_words(runs))
     }
 
-    /// As [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
+    /// Like [`Device::attention`], but over earlier tokens too: assigns `o` and `lse` of the batch's rows, and stores
     /// their keys and values, which are after those of blocks with `before` elements of a token.
     #[allow(clippy::too_many_arguments)] // its operands
     pub fn attention(

@@ -34,7 +34,7 @@ pub struct Batch<'a> {
     pub documents: View<'a>,
     /// (sp ranks, N) u32: each rank's row numbers in the whole batch. None: this rank holds all rows.
     pub rows: Option<View<'a>>,
-    /// Of the N, those at the end that make the ranks' numbers of rows equal and are no tokens.
+    /// How many of the N rows, at the end, are no tokens: they make the ranks' numbers of rows equal.
     pub padding: usize,
     /// Set if few enough rows have a target that the head had better skip the others.
     pub labeled: Option<LabeledRows<'a>>,
@@ -180,7 +180,7 @@ pub struct Cx<'a> {
     pub balance: Option<View<'a>>,
     /// Set if keys and values go to the cache, so that the sequences can continue.
     pub paged: Option<&'a [PagedRows<'a>]>,
-    /// Of all ranks together.
+    /// The model of all ranks together.
     pub spec: &'a Spec,
 }
 

@@ -47,7 +47,7 @@ pub struct DeltaBranch {
     /// Segments (H).
     pub a_log: usize,
     pub dt_bias: usize,
-    /// Of Mamba 2.
+    /// The skip weights of Mamba 2.
     pub skip: Option<usize>,
     /// The heads of this tp rank.
     pub shape: DeltaShape,
@@ -64,7 +64,7 @@ pub struct OutNorm {
     /// segment (V).
     pub weight: usize,
     pub shape: RmsNormShape,
-    /// Of Mamba 2: the output is multiplied by silu(z), and then normalized in so many groups of equal width.
+    /// Mamba 2's output is multiplied by silu(z), and then normalized in so many groups of equal width.
     pub groups: Option<usize>,
 }
 

@@ -221,7 +221,7 @@ impl RowExchange {
         let row = if self.parts().len() == 1 { 0 } else { 1 + index };
         HeldRows { rows: self.windows.parts[index].held.clone(), offsets: offsets.band(&(row..row + 1)) }
     }
-    /// Those of all parts.
+    /// The rows of all parts.
     pub fn window<'a>(&self, offsets: &'a Tensor) -> HeldRows<'a> {
         HeldRows { rows: 0..self.windows.held(), offsets: offsets.rows(1) }
     }

@@ -40,7 +40,7 @@ table! {
 }
 
 impl LatentSaved<TensorShape> {
-    /// Of `tokens` with latents of `shape`, or without latents.
+    /// Buffers of `tokens` tokens with latents of `shape`, or without latents.
     pub fn plan(shape: Option<&Latent>, tokens: usize, dtype: DType) -> LatentSaved<TensorShape> {
         let Latent { q_rank, kv_rank, rope, .. } = shape.copied().unwrap_or_default();
         let keep = |width| TensorShape::new(Category::Saved, dtype, tokens, width);

@@ -180,7 +180,7 @@ impl Segment {
     pub fn is_packed(&self) -> bool {
         self.storage == Storage::Nf4
     }
-    /// As a weight of products in FP8: this rank's part.
+    /// The shape of this rank's part as a weight of products in FP8.
     pub fn fp8_shape(&self) -> Fp8Shape {
         Fp8Shape::weight(self.shape[0], self.shape[1])
     }

@@ -35,7 +35,7 @@ table! {
 }
 
 impl PerLayerScratch<TensorShape> {
-    /// Of `layers` blocks with `inputs` each.
+    /// Buffers of `layers` blocks with `inputs` each.
     pub fn plan(layers: usize, inputs: usize, (tokens, dtype, train): (usize, DType, bool)) -> Self {
         let scratch = |width| TensorShape::new(Category::Scratch, dtype, tokens, width);
         let back = |width| TensorShape::new(Category::Scratch, dtype, if train { tokens } else { 0 }, width);

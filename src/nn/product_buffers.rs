@@ -65,7 +65,7 @@ pub struct ProductWidths {
 }
 
 impl ProductWidths {
-    /// Of a model with these weights, without adapters.
+    /// The widths of a model with these weights, without adapters.
     pub fn of(layouts: &[Layout]) -> ProductWidths {
         let mut of = ProductWidths::default();
         for matrix in layouts.iter().flat_map(|l| &l.segments) {
@@ -87,7 +87,7 @@ impl ProductWidths {
 }
 
 impl AdapterScratch<TensorShape> {
-    /// Of products with `tokens` rows. `keeps`: what adapters can keep until backward, they do.
+    /// Buffers of products with `tokens` rows. `keeps`: adapters keep what they can until backward.
     pub fn plan(widths: &ProductWidths, (tokens, dtype, train): (usize, DType, bool), keeps: bool) -> Self {
         let ProductWidths { rank, dropped, tile, kept, side, weight, scales, .. } = *widths;
         let shape = |dtype, rows, width| TensorShape::new(Category::Scratch, dtype, rows, width);
@@ -106,7 +106,7 @@ impl AdapterScratch<TensorShape> {
             },
         }
     }
-    /// Of products of experts, which have at most `rows` rows and plain weights.
+    /// Buffers of products of experts, which have at most `rows` rows and plain weights.
     pub fn of_experts(widths: &ProductWidths, (rows, dtype, train): (usize, DType, bool)) -> Self {
         let plain = ProductWidths { rank: widths.experts, ..ProductWidths::default() };
         AdapterScratch::plan(&plain, (rows, dtype, train), false)

@@ -80,7 +80,7 @@ type Each<'a, T> = dyn FnMut(&'static str, &T) -> Result<()> + 'a;
 /// Saved activations of the blocks: one [`Saved`] per block, or one shared by the blocks that recompute. With selective
 /// checkpointing, a block's own attention outputs are swapped into the shared one while the block uses it.
 pub(super) struct SavedBlocks<T = Tensor> {
-    /// Of blocks that save everything; then the shared one, if any.
+    /// The blocks that save everything have one each; the shared one, if any, is last.
     saved: Vec<Saved<T>>,
     /// One per sharing block, if selective.
     outputs: Vec<Outputs<T>>,

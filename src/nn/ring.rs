@@ -29,9 +29,9 @@ table! {
         of_queries,
         /// (R N, 2) u32: the range of local queries that attend to each key of each block.
         of_keys,
-        /// As `of_queries`, for layers with a sliding window.
+        /// Like `of_queries`, for layers with a sliding window.
         near_queries,
-        /// As `of_keys`, for layers with a sliding window.
+        /// Like `of_keys`, for layers with a sliding window.
         near_keys,
         /// (N, C): the current block's keys and values.
         kv,
@@ -142,14 +142,14 @@ pub(super) struct RingAttention<'a> {
     /// The ranks of sp.
     pub group: &'a dyn Collective,
     pub grid: SpGrid,
-    /// As with [`SpImpl::AllGather`]; the ring is then the whole group.
+    /// The ring is the whole group, as with [`SpImpl::AllGather`].
     pub at_once: bool,
     pub shape: &'a AttentionShape,
     pub layer: usize,
 }
 
 impl RingAttention<'_> {
-    /// As [`Device::attention`]: assigns `o` and `lse` of this rank's queries; `qkv` also holds its own keys and
+    /// Like [`Device::attention`]: assigns `o` and `lse` of this rank's queries; `qkv` also holds its own keys and
     /// values.
     pub fn forward(&self, ring: &mut RingBuffers, qkv: View, o: ViewMut, mut lse: ViewMut) -> Result<()> {
         let (dev, shape) = (self.dev, *self.shape);
@@ -178,7 +178,7 @@ impl RingAttention<'_> {
         dev.copy(sum.rows(n), o)
     }
 
-    /// As [`Device::attention_backward`]: assigns `dqkv` of this rank's rows, to which the queries of all ranks
+    /// Like [`Device::attention_backward`]: assigns `dqkv` of this rank's rows, to which the queries of all ranks
     /// contribute.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
@@ -277,7 +277,7 @@ struct Blocks<'a> {
     kv: &'a mut Tensor,
     next: &'a mut Tensor,
     all: &'a mut Tensor,
-    /// Of the transfer in flight; of the all_gather until the end.
+    /// The transfer in flight; an all_gather is in flight until the end.
     ticket: Option<Ticket>,
 }
 
@@ -335,7 +335,7 @@ struct Homeward<'a> {
     leaving: &'a mut Tensor,
     arriving: &'a mut Tensor,
     all: &'a mut Tensor,
-    /// Of the previous hop.
+    /// The transfer of the previous hop.
     ticket: Option<Ticket>,
 }
 

@@ -85,7 +85,7 @@ pub struct LossSums<'a> {
     pub rows: LossRows<'a>,
     /// f64 (sequences), added to; or (rows), assigned.
     pub sums: ViewMut<'a>,
-    /// As [`super::SequenceBuffers::entropies`].
+    /// Like [`super::SequenceBuffers::entropies`].
     pub entropies: Option<ViewMut<'a>>,
     /// f32 (sequences, or rows), if gradients are needed: a factor of every gradient of the sequence, or row.
     pub scales: Option<View<'a>>,

@@ -15,7 +15,7 @@ pub struct RowTransform {
     pub norms: Vec<PartNorm>,
     /// The largest magnitude of an element, if there is one.
     pub clip: Option<f32>,
-    /// Of all queries and keys; none without rotary positions.
+    /// The rotation of all queries and keys; none without rotary positions.
     pub rope: Option<RopeShape>,
 }
 

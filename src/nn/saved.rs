@@ -148,13 +148,13 @@ table! {
         /// (2, C) f32, or wider heads: receives the gradients of frozen norms.
         unused,
         ;
-        /// Of the current adapter.
+        /// Buffers of the current adapter.
         adapter: AdapterScratch,
-        /// Of sparse branches.
+        /// Buffers of sparse branches.
         sparse: SparseScratch,
-        /// Of attention.
+        /// Buffers of attention.
         core: CoreScratch,
-        /// Of latent attention.
+        /// Buffers of latent attention.
         latent: LatentScratch,
         /// Inputs of the blocks.
         per_layer: PerLayerScratch,

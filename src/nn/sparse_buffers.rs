@@ -48,7 +48,7 @@ table! {
 }
 
 impl SparseScratch<TensorShape> {
-    /// Of a rank's share `spec` of a model.
+    /// Buffers of a rank's share `spec` of a model.
     pub fn plan(
         spec: &Spec,
         split: &Split,

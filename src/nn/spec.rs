@@ -372,7 +372,7 @@ pub struct Spec {
     pub kv_heads: usize,
     /// Width of a head; must be even with rotary positions.
     pub head_dim: usize,
-    /// Those of layers without a sliding window, if they differ.
+    /// The heads of layers without a sliding window, if they differ.
     pub global_heads: Option<HeadSizes>,
     /// Hidden width of the feed-forward layer.
     pub ff: usize,

@@ -8,7 +8,7 @@ impl Spec {
         let &Spec { kv_heads, head_dim, global_heads, .. } = self;
         [HeadSizes { kv_heads, head_dim }].into_iter().chain(global_heads)
     }
-    /// Those of block `i`.
+    /// The heads of block `i`.
     pub fn heads_of(&self, i: usize) -> HeadSizes {
         let &Spec { kv_heads, head_dim, global_heads, .. } = self;
         global_heads.filter(|_| self.window_of(i) == 0).unwrap_or(HeadSizes { kv_heads, head_dim })

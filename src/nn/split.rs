@@ -150,7 +150,7 @@ impl Split {
     pub fn rows(&self, tokens: usize) -> usize {
         if self.sequence() { tokens.div_ceil(self.tp.of) } else { tokens }
     }
-    /// Of `all` key/value heads, those that a rank computes: its own, or one shared with its neighbors.
+    /// How many of `all` key/value heads a rank computes: its own, or one shared with its neighbors.
     fn kv_heads(&self, all: usize) -> usize {
         (all / self.part(self.cuts.attention).of).max(1)
     }

@@ -47,7 +47,7 @@ impl Stride {
 pub struct Weights<'a> {
     /// The buffers of the layer's unit, by [`Storage::buffer`]; empty where it has none.
     buffers: [View<'a>; Storage::BUFFERS.len()],
-    /// Of all codes.
+    /// The scales of all codes.
     scales: Option<View<'a>>,
     /// The layer's segments in the order of [`super::Decoder::layouts`], each with its place in its buffer.
     pub layout: &'a Layout,

@@ -236,7 +236,7 @@ impl HeadExchange<'_> {
         Ok(())
     }
 
-    /// Of parts by sp rank, those of the group's ranks.
+    /// The parts of the group's ranks, among parts by sp rank.
     fn of_group<'a>(&self, parts: &'a [Range<usize>]) -> &'a [Range<usize>] {
         let first = self.grid.rank(self.grid.ring.index, 0);
         &parts[first..first + self.grid.ulysses.of]

@@ -10,7 +10,7 @@ use crate::device::{View, ViewMut};
 /// Values are normalized head by head, without a weight.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueNorm {
-    /// Of weights that are stored minus 1: those of this norm are 0.
+    /// The norm's weights are stored minus 1, and 0 here.
     pub norm: RmsNormShape,
     /// The column of projected rows that values come from: their own, or the keys'.
     pub from: usize,

@@ -38,7 +38,7 @@ pub(super) struct RowWindows {
     pub offsets: Vec<u32>,
     /// The round's window, or its halves.
     pub parts: Vec<WindowPart>,
-    /// As in [`super::dispatch::DispatchBuffers`].
+    /// See [`super::dispatch::DispatchBuffers`].
     pub own: Vec<u32>,
     pub runs: Vec<u32>,
 }

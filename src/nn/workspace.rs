@@ -126,7 +126,7 @@ impl Workspace<TensorShape, ()> {
         let of_experts = |of: fn(&Experts) -> usize| spec.experts.as_ref().map_or(0, of);
         let (experts, top_k) = (of_experts(|e| e.count), of_experts(|e| e.top_k));
         let (expert_ff, shared_ff) = (of_experts(|e| e.ff), of_experts(|e| e.shared_ff));
-        // Of experts whose gate and up come from one matrix.
+        // Gate and up of such experts come from one matrix.
         let clamped = spec.experts.as_ref().is_some_and(|e| e.clamp.is_some());
         let beside = spec.experts.as_ref().is_some_and(|e| e.beside);
         let (gate_ff, up_ff) = match clamped {
@@ -153,7 +153,7 @@ impl Workspace<TensorShape, ()> {
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = |block: Option<usize>| {
-            // Of the feed-forward branch, other blocks have its input only, which is their output.
+            // Other blocks have only the input of the feed-forward branch, which is their output.
             let feeds = block.is_none_or(|i| spec.has(i, Branch::FeedForward));
             let [dense_ff, gate_ff, up_ff, shared_ff, one_shared, experts, top_k] =
                 [dense_ff, gate_ff, up_ff, shared_ff, one_shared, experts, top_k].map(|width| only(feeds, width));
@@ -365,7 +365,7 @@ impl Workspace {
     pub fn tokens(&self) -> usize {
         self.tokens
     }
-    /// Of activations.
+    /// The type of activations.
     pub fn dtype(&self) -> DType {
         self.scratch.act.dtype()
     }

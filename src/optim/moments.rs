@@ -21,7 +21,7 @@ const LEAST: usize = 4096;
 /// The states of a rule.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Moments {
-    /// As in checkpoints, where all are f32.
+    /// Their names in checkpoints, where all are f32.
     pub names: &'static [&'static str],
     /// In memory. U8: in blocks.
     pub dtype: DType,
@@ -30,7 +30,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Of a model that is not trained.
+    /// A model that is not trained has none.
     pub const NONE: Moments = Moments { names: &[], dtype: DType::F32, without_matrices: false };
 
     /// Whether there is state number `moment` of a segment of layer `layer`.
@@ -67,9 +67,9 @@ pub(super) struct UpdateRun {
 }
 
 impl UpdateRun {
-    /// Of a trainable shard, without the segments that are updated `elsewhere`, and the lengths of the states of the
-    /// longest such runs of any shard of the unit, without and with blocks: all ranks allocate the same. Where moments
-    /// or masters are not f32, a run is a tensor, by whose name random numbers are drawn.
+    /// The moments of a trainable shard, without the segments that are updated `elsewhere`, and the lengths of the
+    /// states of the longest such runs of any shard of the unit, without and with blocks: all ranks allocate the same.
+    /// Where moments or masters are not f32, a run is a tensor, by whose name random numbers are drawn.
     pub fn all(
         shard: &Shard,
         moments: &Moments,
@@ -125,7 +125,7 @@ fn place(segment: &Segment, seed: u64, first: usize) -> TensorPart {
 /// A state, in memory.
 pub(super) struct StateBuf {
     pub values: Buf,
-    /// Of each block, if it is in blocks, and what its bytes mean.
+    /// The largest magnitude of each block, if values are in blocks, and what their bytes mean.
     absmax: Option<(Buf, &'static DynamicMap)>,
 }
 
@@ -208,7 +208,7 @@ impl UnitMoments {
 /// Masters or a state of successive elements of a tensor, in any dtype, which checkpoints read and write as f32.
 pub struct StoredSlice<'a> {
     pub values: ViewMut<'a>,
-    /// Of u8: the largest magnitude of each block, the first of which starts with the values.
+    /// With u8 values, the largest magnitude of each block; the first block starts with the values.
     pub absmax: Option<(ViewMut<'a>, &'static DynamicMap)>,
 }
 
@@ -221,7 +221,7 @@ pub struct Converted {
 }
 
 impl<'a> StoredSlice<'a> {
-    /// Of masters.
+    /// Values without blocks, as masters are.
     pub fn plain(values: ViewMut<'a>) -> StoredSlice<'a> {
         StoredSlice { values, absmax: None }
     }

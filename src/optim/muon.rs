@@ -48,7 +48,7 @@ pub(super) struct Muon {
     matrices: Vec<MuonMatrix>,
     rounds: Vec<MuonRound>,
     slots: Vec<MuonSlot>,
-    /// As long as a slot's matrix.
+    /// A buffer as long as a slot's matrix.
     other: Buf,
     /// f32, for this rank's elements of a round, and where matrices are not f32, for one of them.
     wide: Buf,
@@ -181,7 +181,7 @@ impl Muon {
                 shift_columns(dev, own, matrix, other, true)?;
             }
             let pair = if rearranges { [&mut *other, &mut *matrix] } else { [&mut *matrix, &mut *other] };
-            // As match_rms_adamw.
+            // The factor of `match_rms_adamw`.
             let factor = (0.2 * (rows.max(columns) as f64).sqrt()) as f32;
             let moved = iteration.run(dev, constants.view(), (rows, columns, factor), pair, wide)?;
             if rearranges {

@@ -133,7 +133,7 @@ impl MuonPlan {
         let largest = matrices.iter().map(MuonMatrix::elements).max().unwrap_or(0);
         let short = |matrix: &MuonMatrix| matrix.shape.0.min(matrix.shape.1);
         let square = matrices.iter().map(short).max().unwrap_or(0).pow(2);
-        // Of an expert, the largest part of tp.
+        // An expert's count is that of its largest part of tp.
         let of_expert = matrices.iter().filter(|m| m.segment.ep.is_some()).map(|m| m.part(0).len()).max().unwrap_or(0);
         let experts = |ep| matrices.iter().filter(|m| m.segment.ep == Some(ep)).count();
         let most_experts = (0..sizes.ep).map(experts).max().unwrap_or(0);

@@ -114,7 +114,7 @@ mod tests {
             let schedule = Schedule { shape: DecayShape::Constant, peak: 0.5, rise: Warmup::Log, warmup, total: 20 };
             steps.iter().map(|&s| schedule.lr(s)).collect()
         };
-        // Of 16 steps, the 4th is half way: 2 of 4 doublings.
+        // The 4th of 16 steps is half way: 2 of 4 doublings.
         assert_eq!(lrs(16, &[1, 2, 4, 8, 16, 17]), [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]);
         assert_eq!(lrs(1, &[1, 2]), [0.0, 0.5]);
         assert_eq!(lrs(0, &[1]), [0.5]);

@@ -27,7 +27,7 @@ pub struct Conversion {
     settings: Settings,
     ranks: RankPlan,
     model: ModelPlan,
-    /// Of the model without adapters; nothing has a gradient.
+    /// The layouts of the model without adapters; nothing has a gradient.
     layouts: Vec<Layout>,
     strategy: Arc<dyn Strategy>,
     save: SaveOptions,

@@ -116,7 +116,7 @@ pub struct Home {
 pub struct Flat {
     pub units: Vec<Unit>,
     homes: Vec<Home>,
-    /// Of all that is gathered in 8 bits.
+    /// The number of scales of all that is gathered in 8 bits.
     pub scales: usize,
 }
 

@@ -167,7 +167,7 @@ struct GradSlot {
 }
 
 struct Reducing {
-    /// Of the unit's trainable parts.
+    /// The transfers of the unit's trainable parts.
     tickets: [Option<Ticket>; 2],
     /// Awaited: this rank's shards are complete. Peers may still be reading the slot.
     landed: bool,

@@ -134,6 +134,22 @@ fn comments_fit_120_columns() {
     assert!(long.is_empty(), "{} lines: {long:#?}", long.len());
 }
 
+/// "Of the prompt." says nothing without the name that follows.
+#[test]
+fn comments_name_their_subject() {
+    let open = Regex::new(r"^\s*//[/!]? (Of|Those) ").unwrap();
+    let mut found = Vec::new();
+    for dir in ["src", "ptx", "experiments"] {
+        for (path, text) in sources(dir) {
+            let lines: Vec<&str> = text.lines().collect();
+            let goes_on = |n: usize| n > 0 && lines[n - 1].trim_start().starts_with("//");
+            let bare = (0..lines.len()).filter(|&n| open.is_match(lines[n]) && !goes_on(n));
+            found.extend(bare.map(|n| format!("{}:{}", path.display(), n + 1)));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// The tour in docs/architecture.md: each function is in its file, and is called there or in a file before it.
 #[test]
 fn the_tour_of_one_batch_matches_the_code() {

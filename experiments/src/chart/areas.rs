@@ -17,7 +17,7 @@ pub struct AreaPanel {
     pub areas: Vec<Area>,
     /// What begins when: written above, where there is room.
     pub marks: Vec<(f64, String)>,
-    /// Of the time.
+    /// The unit of the time.
     pub unit: &'static str,
     pub height: f64,
 }

@@ -5,7 +5,7 @@ use super::*;
 pub struct PlottedCurve {
     pub names: Vec<String>,
     pub color: &'static str,
-    /// As of SVG's stroke-dasharray; empty: none.
+    /// SVG's stroke-dasharray; empty: none.
     pub dashes: &'static str,
     /// (step, value); values that are not finite leave a gap.
     pub points: Vec<(f64, f64)>,

@@ -39,7 +39,7 @@ const INSIDE: Style = Style { size: 10.0, anchor: Anchor::Middle, bold: false, f
 /// Narrower ones are drawn this wide: an unseen wait is no wait that was not there.
 const NARROWEST: f64 = 0.4;
 
-/// Of a thumbnail: its width, a row, and what is between groups.
+/// The sizes of a thumbnail: its width, a row, and what is between groups.
 const SMALL_PAGE: f64 = 480.0;
 const SMALL_ROW: f64 = 9.0;
 const SMALL_GAP: f64 = 5.0;

@@ -86,7 +86,7 @@ impl PairPanel {
         let right = PAGE - EDGE - widest(&mut bars().map(|bar| NOTE.width(&bar.text))) - 10.0;
         let longest = widest(&mut bars().map(|bar| bar.value.max(bar.range.1)));
         let scale = (right - left) / if longest > 0.0 { longest } else { 1.0 };
-        // Of a contender that failed at the last variant, no bar has its color.
+        // No bar has the color of a contender that failed at the last variant.
         let variants = self.contenders.iter().map(|c| c.bars.len()).max().unwrap_or(0);
         for contender in &self.contenders {
             let high = contender.bars.len() as f64 * (THICK + 2.0);

@@ -64,7 +64,7 @@ fn differing(rows: &[&RunRow]) -> Vec<(String, String)> {
     keys
 }
 
-/// As in a settings file; empty for null.
+/// The value as in a settings file; empty for null.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -76,7 +76,7 @@ pub struct Links {
     pub inside: f64,
     /// The same for an all-reduce summed in the switch (NVLink SHARP): bus bandwidth as defined by nccl-tests.
     pub inside_summed: f64,
-    /// Of one rank's network card; a ring uses the cards of all its members on a node.
+    /// The bandwidth of one rank's network card; a ring uses the cards of all its members on a node.
     pub between: f64,
 }
 

@@ -30,7 +30,7 @@ pub struct SharedBytes {
     at: *mut u8,
     bytes: usize,
     pub gpu: usize,
-    /// Of its owner, with the process's number.
+    /// The file of its owner, with the process's number.
     file: File,
     process: u32,
     foreign: bool,

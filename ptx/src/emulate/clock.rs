@@ -29,7 +29,7 @@ pub struct Epoch {
 #[derive(Clone, Copy)]
 pub enum Agent {
     CopyEngine,
-    /// Of a warpgroup.
+    /// The unit of a warpgroup.
     TensorCore(usize),
 }
 

@@ -27,7 +27,7 @@ impl Backing<'_> {
 
 pub struct Allocation<'m> {
     pub name: String,
-    /// Of the first byte.
+    /// The address of the first byte.
     pub address: u64,
     pub data: Backing<'m>,
     pub shadow: Shadow,

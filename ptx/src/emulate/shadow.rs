@@ -111,7 +111,7 @@ impl Accesses {
     fn unordered(&self, who: &Accessor) -> Option<Epoch> {
         self.iter().find(|e| !who.follows(e)).copied()
     }
-    /// Of threads, before which the accessor's proxy may write.
+    /// The epoch of threads before which the accessor's proxy may write.
     fn unshown(&self, who: &Accessor) -> Option<Epoch> {
         let Proxy::Async(memory) = who.proxy else { return None };
         self.iter().find(|e| !e.asynchronous && !who.shows(memory, e)).copied()

@@ -45,7 +45,7 @@ pub enum WarpState {
     Done,
 }
 
-/// Of a warp at the cluster's barrier.
+/// The phase of a warp at the cluster's barrier.
 pub enum ClusterPhase {
     Before,
     /// It has published this view.

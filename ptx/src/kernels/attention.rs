@@ -207,7 +207,7 @@ pub fn variants() -> impl Iterator<Item = &'static Variant> {
 
 /// Elements of the largest head supported.
 pub const MOST: usize = 512;
-/// Those of the largest head that needs no kernel of its own.
+/// The width of the largest head that needs no kernel of its own.
 const NARROW: usize = 256;
 
 /// Row kernels, for any element type and heads up to [`MOST`].

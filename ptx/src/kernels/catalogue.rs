@@ -132,7 +132,7 @@ const VARIANTS: &[&[Variant]] = &[
     floats!("xielu_grads", "xielu.ptx", "KIND" = 2),
 ];
 
-/// Those with a line in `tests/budget.txt`.
+/// The variants with a line in `tests/budget.txt`.
 pub fn budgeted() -> impl Iterator<Item = &'static Variant> {
     VARIANTS.iter().chain(&experts::VARIANTS).copied().flatten()
 }
@@ -161,7 +161,7 @@ mod tests {
             let text = variant.expand().unwrap();
             let found: Vec<&str> = entries(&text).collect();
             assert!(!found.is_empty() && found.iter().all(|e| !e.is_empty()), "{}: {found:?}", variant.name);
-            // Of attention's kernels, those of tiles have variants with softcap, and no code for it without.
+            // Attention's kernels of tiles have variants with softcap, and no code for it without.
             let any = ["attention_plain.ptx", "attention_paged.ptx"].contains(&variant.file);
             let capped = variant.name.ends_with("_cap") || any;
             assert_eq!(text.contains("[p_softcap]"), capped, "{}", variant.name);

@@ -72,7 +72,7 @@ const GEMMA: Defaults = Defaults {
     ..BIASED
 };
 const QWEN_NEXT: Defaults = Defaults { kv_heads: Some(2), head_dim: Some(256), part: Some(0.25), ..PLAIN };
-/// Of families with learned positions.
+/// Defaults of families with learned positions.
 const LEARNED: Defaults = Defaults {
     eps: ("layer_norm_epsilon", 1e-5),
     tied: true,

@@ -10,7 +10,7 @@ const RESERVED: usize = 2;
 /// What these families have besides.
 pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     let spec = Spec { layer_norm: true, norm_bias: true, ..spec };
-    // Of other classes, of dropout that the run decides, and of initialization.
+    // Keys of other classes, of dropout that the run decides, and of initialization.
     keys.known(["classifier_dropout", "dropout", "activation_dropout", "hidden_dropout_prob"]);
     keys.known(["attention_probs_dropout_prob", "embed_dropout", "resid_dropout", "init_std"]);
     match spec.arch {

@@ -248,7 +248,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     Ok(match spec.arch {
         Arch::Qwen3 | Arch::Qwen3Moe | Arch::Qwen3VlMoe | Arch::Apertus => Spec { qk_norm: true, ..spec },
         Arch::Mellum => {
-            // Of a layer that predicts later tokens, which transformers does not load.
+            // Keys of a layer that predicts later tokens, which transformers does not load.
             keys.known(["mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"]);
             Spec { qk_norm: true, ..spec }
         }
@@ -527,7 +527,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         None if matches!(arch, Arch::Cwm | Arch::GraniteSwa | Arch::GraniteMoeSwa) => {
             (0..layers).map(|i| i % 4 != 0).collect()
         }
-        // Those without rotary positions.
+        // The layers without rotary positions.
         None if arch == Arch::SmolLm3 => rotated_layers(keys, layers)?.iter().map(|rotated| !rotated).collect(),
         None => (0..layers).map(|i| i >= first).collect(),
     };

@@ -27,7 +27,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         }
     };
     let (old, new) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
-    // Of one scaling, transformers 5 takes it from here first; of two, from their own objects only.
+    // transformers 5 takes one scaling from here first, and two from their own objects only.
     let kind = match old.as_ref().or(new.as_ref()) {
         Some(keys) => keys.text("rope_type")?.or(keys.text("type")?),
         None => None,
@@ -148,7 +148,7 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     }
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     keys.get("type");
-    // Those of [`query_growth`]; transformers writes the second and reads the model's own.
+    // Keys of [`query_growth`]; transformers writes the second and reads the model's own.
     keys.known(["llama_4_scaling_beta", "max_position_embeddings"]);
     let original = || {
         let inner = keys.size("original_max_position_embeddings", "max_positions")?;
@@ -192,7 +192,7 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     Ok((Rotary { theta, scaling }, part))
 }
 
-/// Those of Gemma 4's layers without a window, and of the others, in files without `rope_parameters`.
+/// The rotations of Gemma 4's layers without a window, and of the others, in files without `rope_parameters`.
 fn gemma4() -> (Rotary, Rotary) {
     let scaling = Scaling::Proportional { part: 0.25, factor: 1.0 };
     (Rotary { theta: 1_000_000.0, scaling }, Rotary::new(10_000.0))

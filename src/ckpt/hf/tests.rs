@@ -302,7 +302,7 @@ fn published_configs_of_gpt_oss_and_deepseek_are_their_models() {
     assert_eq!(parse(config(&deepseek).as_bytes()).unwrap(), deepseek);
 }
 
-/// Of Ministral 3.
+/// The scaling of Ministral 3.
 fn grown() -> Value {
     json!({
         "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,

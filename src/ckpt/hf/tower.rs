@@ -287,7 +287,7 @@ pub(super) fn text_rope(text: &mut Map<String, Value>) {
     }
 }
 
-/// Those of [`defaults`], and the sizes of classes whose own configs say them.
+/// The defaults of [`defaults`], and the sizes of classes whose own configs say them.
 fn text_defaults(model_type: &str) -> Map<String, Value> {
     match model_type {
         "llama" => sizes([32_000, 4096, 11_008, 32, 32, 2048]),

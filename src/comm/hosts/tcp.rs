@@ -204,7 +204,7 @@ impl TcpPeers {
             // A second connection replaces the first, which the peer has given up.
             arrived.retain(|(r, c, _)| (*r, *c) != (rank, channel));
             let waiting = arrived.iter().filter(|(r, ..)| *r == rank).count();
-            // Of two ranks, the higher one connects.
+            // The higher one of two ranks connects.
             if rank > self.env.rank && waiting < ARRIVED {
                 arrived.extend(arrival.admit(&[]).map(|stream| (rank, channel, stream)));
                 self.arrival.notify_all();
@@ -304,7 +304,7 @@ impl TcpChannel {
     fn index(&self, peer: usize) -> Option<usize> {
         self.peers.iter().position(|p| p.rank == peer)
     }
-    /// Of two ranks, the higher one connects. Peers accept connections whatever else they do, so there is no circular
+    /// The higher one of two ranks connects. Peers accept connections whatever else they do, so there is no circular
     /// wait.
     fn connect(&mut self, peer: usize, go_on: &dyn Fn() -> bool) -> Exchanged {
         if self.index(peer).is_some() {

@@ -24,7 +24,7 @@ impl DeviceBytes {
             _ => (DeviceBytes::default(), DType::U8),
         }
     }
-    /// Those from `start`, at most `most`: none beyond its end.
+    /// The bytes from `start`, at most `most`: none beyond its end.
     pub fn cut(self, start: usize, most: usize) -> DeviceBytes {
         let start = start.min(self.bytes);
         DeviceBytes { at: self.at + start as u64, bytes: most.min(self.bytes - start) }
@@ -33,7 +33,7 @@ impl DeviceBytes {
     pub fn elements(self, range: &std::ops::Range<usize>, size: usize) -> DeviceBytes {
         DeviceBytes { at: self.at + (range.start * size) as u64, bytes: range.len() * size }
     }
-    /// Of `ranks` parts the one of `rank`: whole units of [`ALIGNED`] bytes, equal except for the last ones.
+    /// The part of `rank` among `ranks`: whole units of [`ALIGNED`] bytes, equal except for the last ones.
     pub fn slice(self, rank: usize, ranks: usize) -> DeviceBytes {
         let each = self.bytes.div_ceil(ranks).next_multiple_of(ALIGNED);
         self.cut(rank * each, each)

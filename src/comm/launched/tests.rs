@@ -22,7 +22,7 @@ const MPI: [(&str, &str); 5] = [
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
     ("PMIX_NAMESPACE", "prterun-1"),
 ];
-/// Of a task of srun.
+/// The environment of a task of srun.
 const SLURM: [(&str, &str); 7] = [
     ("SLURM_PROCID", "3"),
     ("SLURM_NTASKS", "4"),
@@ -32,7 +32,7 @@ const SLURM: [(&str, &str); 7] = [
     ("SLURM_STEP_ID", "0"),
     ("SLURM_STEP_NUM_TASKS", "4"),
 ];
-/// Of a batch script.
+/// The environment of a batch script.
 const BATCH: [(&str, &str); 6] = [
     ("SLURM_PROCID", "0"),
     ("SLURM_NTASKS", "2"),
@@ -193,7 +193,7 @@ fn a_shell_inside_an_allocation_is_no_rank() {
     assert_eq!(ranks(read(&[&MPI[..], &BATCH].concat()).unwrap().unwrap()), [2, 3, 2, 3]);
 }
 
-/// Of a step that is smaller than its job, srun --preserve-env leaves the job's numbers in the older names.
+/// In a step that is smaller than its job, srun --preserve-env leaves the job's numbers in the older names.
 #[test]
 fn a_steps_own_numbers_count() {
     let step = [("SLURM_STEP_ID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NUM_NODES", "1")];

@@ -25,7 +25,7 @@ unsafe impl Send for RawComm {}
 
 pub(super) struct Comm {
     pub nccl: Arc<Nccl>,
-    /// Of this communicator and of those split off it.
+    /// The options of this communicator and of those split off it.
     pub options: NcclOptions,
     handle: Mutex<Option<RawComm>>,
     failed: OnceLock<String>,

@@ -82,8 +82,8 @@ impl NcclWorld {
         };
         Ok(NcclWorld { rank, size, cuda, graphs, device, meter, communicators, host })
     }
-    /// As [`NcclWorld::join`], of ranks of one host whose groups copy between their GPUs' memory, without NCCL. Nothing
-    /// of theirs is captured.
+    /// Like [`NcclWorld::join`], of ranks of one host whose groups copy between their GPUs' memory, without NCCL.
+    /// Nothing of theirs is captured.
     pub fn join_by_ipc(
         env: &RankEnv,
         cuda: Arc<Cuda>,

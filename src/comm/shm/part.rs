@@ -28,7 +28,7 @@ impl ShmGroup {
         let ticket = self.start(op, 0)?;
         self.wait_until(ticket, Until::Complete)
     }
-    /// As [`ShmGroup::meet`], of ranks that each give and take these elements of each other (an all_to_all).
+    /// Like [`ShmGroup::meet`], of ranks that each give and take these elements of each other (an all_to_all).
     pub(in crate::comm) fn meet_pairs(&self, tag: Tag, dtype: DType, pairs: &[PairParts]) -> Result<()> {
         let mut op = ShmOp::new(Seam::AllToAll, tag, dtype, 0, OpStep::Meet);
         (op.desc.to, op.desc.from) = (Desc::NOBODY, Desc::NOBODY);

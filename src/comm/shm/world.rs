@@ -51,11 +51,11 @@ impl ShmWorld {
         world.seat.assemble(Instant::now() + options.timeout)?;
         Ok(world)
     }
-    /// As [`ShmWorld::join`], for only the ranks on this host: this world's ranks are local ranks.
+    /// Like [`ShmWorld::join`], for only the ranks on this host: this world's ranks are local ranks.
     pub(in crate::comm) fn join_host(env: &RankEnv, meter: Meter, options: &ShmOptions) -> Result<ShmWorld> {
         Ok(ShmWorld::seated(rendezvous::meet(env, meter, options.timeout)?))
     }
-    /// As [`ShmWorld::new`]; messages name the ranks from `first` on.
+    /// Like [`ShmWorld::new`]; messages name the ranks from `first` on.
     pub(in crate::comm) fn on_host(
         arena: Arc<Arena>,
         rank: usize,
@@ -75,7 +75,7 @@ impl ShmWorld {
     pub fn group(&self, axis: Axis, ranks: Vec<usize>) -> Result<Arc<ShmGroup>> {
         ShmGroup::new(self.seat.clone(), self.groups.clone(), axis, ranks, None)
     }
-    /// As [`ShmWorld::group`], for a thread that uses it on behalf of its rank, which waits while `waiting` says so.
+    /// Like [`ShmWorld::group`], for a thread that uses it on behalf of its rank, which waits while `waiting` says so.
     pub(in crate::comm) fn group_for(
         &self,
         axis: Axis,
@@ -107,7 +107,7 @@ impl ShmWorld {
     pub fn abort(&self) {
         self.blame(self.seat.name(self.seat.rank));
     }
-    /// As [`ShmWorld::abort`], for a world rank on this host or another.
+    /// Like [`ShmWorld::abort`], for a world rank on this host or another.
     pub(in crate::comm) fn blame(&self, rank: usize) {
         self.seat.abort(rank);
     }
@@ -157,7 +157,7 @@ impl ShmWatch {
     pub fn abort(&self, rank: usize) {
         self.words.abort(rank);
     }
-    /// As [`ShmWorld::failed`].
+    /// Like [`ShmWorld::failed`].
     pub fn failed(&self) -> Option<usize> {
         self.words.failed()
     }

@@ -4,7 +4,7 @@ use crate::base::{Error, Result, open};
 use crate::hub::{self, VIEW_CARD, split_files};
 use std::path::{Path, PathBuf};
 
-/// Those of `files`, found below `folder`, that are read, in order.
+/// The `files`, found below `folder`, that are read, in order.
 pub(super) fn reading_order(folder: &Path, files: &[&Path]) -> Result<Vec<PathBuf>> {
     let root = absolute(folder)?;
     let named = below(&root, files.iter().copied());
@@ -24,7 +24,7 @@ pub struct FolderSplit<'a> {
 }
 
 impl FolderSplit<'_> {
-    /// Those of `files`, found below the folder, that it is.
+    /// The `files`, found below the folder, that are the split.
     pub(super) fn of<'a>(&self, files: impl Iterator<Item = &'a Path>) -> Result<Vec<PathBuf>> {
         let FolderSplit { folder, config, split } = *self;
         let below = below(&absolute(folder)?, files);

@@ -123,7 +123,7 @@ enum At {
 impl<R: BufRead> Records<R> {
     fn new(mut file: R, delimiter: u8) -> std::result::Result<Records<R>, BrokenTable> {
         let start = file.fill_buf().map_err(BrokenTable::Io)?;
-        // Of a first line that ends within what is read at once, as headers do.
+        // The first line ends within what is read at once, as headers do.
         let end = if start.contains(&b'\r') && !start.contains(&b'\n') { b'\r' } else { b'\n' };
         Ok(Records { file, delimiter, end, line: 0, last: Vec::new() })
     }

@@ -218,7 +218,7 @@ fn bounded(
     for (at, (before, after)) in parts.into_iter().enumerate() {
         let line = plain.get_line(at as u32).unwrap_or_default() as u16;
         let moved = match all[at].clone() {
-            // Of a text: formatted by a list that is spelled out, as by a tuple, or by one value.
+            // A text is formatted by a list that is spelled out, as by a tuple, or by one value.
             I::Rem if at > 0 && is_list(all[at - 1]) => I::ApplyFilter(PERCENT_TUPLE, Some(2), !0),
             I::Rem => I::ApplyFilter(PERCENT, Some(2), !0),
             I::Add => I::ApplyFilter(ADD, Some(2), !0),

@@ -26,14 +26,14 @@ const SPACE: char = '\u{2581}';
 
 /// Words of a pipeline that is known to see them one by one.
 pub(super) struct Words {
-    /// Those matched before normalization, then those after it.
+    /// Tokens matched before normalization, then tokens matched after it.
     added: Vec<AddedTokens>,
     kind: Kind,
     /// The normalizer is NFC.
     nfc: bool,
     /// Places are those of the library, too.
     places: bool,
-    /// Those of threads that tokenize nothing now.
+    /// The memories of threads that tokenize nothing now.
     free: Mutex<Vec<WordMemory>>,
 }
 

@@ -44,7 +44,7 @@ struct Inputs<'a, T> {
     b: &'a [T],
     a_log: &'a [T],
     dt_bias: &'a [T],
-    /// Of Mamba 2.
+    /// The skip weights of Mamba 2.
     skip: Option<&'a [T]>,
 }
 

@@ -28,7 +28,7 @@ macro_rules! types {
     }};
 }
 
-/// As [`types`], at the device's level.
+/// Like [`types`], at the device's level.
 macro_rules! floats {
     ($dev:ident, $dtype:expr, $T:ident => $call:expr) => {
         types!($dtype, $T => $dev.level.run(

@@ -151,8 +151,8 @@ impl Divisible for AdamW<'_> {
     }
 }
 
-/// Of backward passes of norms, the rows give the gradient of the input. Parts share the gradients of the weights,
-/// which are summed over rows: a part must not access them.
+/// The rows of backward passes of norms give the gradient of the input. Parts share the gradients of the weights, which
+/// are summed over rows: a part must not access them.
 macro_rules! backward_by_rows {
     ($($op:ident: share [$($shared:ident)*] cut [$($cut:ident)*] sum [$($sum:ident)*], |$it:ident| $rows:expr, $main:ident;)*) => {$(
         impl Divisible for $op<'_> {
@@ -231,7 +231,7 @@ impl Divisible for Dequantize<'_> {
     }
 }
 
-/// Those of elements `at..at + len` of a matrix that are in some of its rows: their range among them, and the place of
+/// The elements among `at..at + len` of a matrix that are in some of its rows: their range among them, and the place of
 /// the first from the first of the rows on.
 fn within_rows(shape: &Fp8Shape, at: usize, len: usize, rows: &Range<usize>) -> (Range<usize>, usize) {
     let [start, end] = [rows.start, rows.end].map(|row| (row * shape.columns).clamp(at, at + len));

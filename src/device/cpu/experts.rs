@@ -137,7 +137,7 @@ pub fn route_backward(op: RouteBackward) -> Result<()> {
     )
 }
 
-/// As [`route_backward`], with the weights' factor; with sigmoids, dlogit = p (1 - p) dp.
+/// Like [`route_backward`], with the weights' factor; with sigmoids, dlogit = p (1 - p) dp.
 pub fn route_scored_backward(op: RouteScoredBackward) -> Result<()> {
     op.check()?;
     let RouteScoredBackward { rule: RouteRule { sigmoid, scale, .. }, route } = op;

@@ -90,7 +90,7 @@ fn rmsnorm_gradients<T: Float, const WEIGHTS: bool>(
 pub fn layernorm<T: Float>(op: LayerNorm) -> Result<()> {
     layernorm_of::<T, false>(op)
 }
-/// Of weights that are stored minus 1.
+/// The same with weights that are stored minus 1.
 #[inline(always)]
 pub fn layernorm_from_one<T: Float>(op: LayerNorm) -> Result<()> {
     layernorm_of::<T, true>(op)

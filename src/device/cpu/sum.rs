@@ -181,7 +181,7 @@ impl SumJob {
 pub struct Fold {
     pub level: Level,
     pub from: DType,
-    /// As `from`, or f32; for a single f32 source, any.
+    /// The type of `from`, or f32; any for a single f32 source.
     pub into: DType,
     pub op: Reduce,
     pub accumulate: bool,
@@ -196,7 +196,7 @@ impl Fold {
         // SAFETY: upheld by the caller.
         unsafe { self.go_on(dst, std::ptr::null(), sources, n, len) }
     }
-    /// As [`Fold::run`], continuing from `before`: f32, or f64 for f64. The destination may be `before`.
+    /// Like [`Fold::run`], continuing from `before`: f32, or f64 for f64. The destination may be `before`.
     ///
     /// # Safety
     /// As for [`Fold::run`], and for `before` unless null.

@@ -60,7 +60,7 @@ pub struct Map<'a> {
 /// `C (m, n) (+)= A Bᵀ`, A (m, k) and B (n, k) in FP8 with the layouts of `src/device/gpu/scaled.rs`, and an epilogue.
 pub struct ScaledGemm<'a> {
     pub shape: GemmShape,
-    /// Of A; B is in E4M3.
+    /// The format of A; B is in E4M3.
     pub format: Fp8,
     pub a: Coded<'a>,
     pub b: Coded<'a>,

@@ -81,7 +81,7 @@ pub trait Driver: Send + Sync {
     /// Replays a graph of this driver.
     fn replay(&self, graph: &mut Graph) -> Result<()>;
 
-    /// As in [`crate::Device`]. A synchronous driver marks by the host's clock.
+    /// See [`crate::Device`]. A synchronous driver marks by the host's clock.
     fn begin_marks(&self) -> Result<()> {
         Ok(())
     }

@@ -14,7 +14,7 @@ use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_group
 /// Maximum threads per CTA.
 const MOST: usize = 1024;
 
-/// Of routers without a rule of their own.
+/// The rule of routers without one of their own.
 const PLAIN: RouteRule = RouteRule { sigmoid: false, biased: false, groups: 1, top_groups: 1, scale: 1.0 };
 
 pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {

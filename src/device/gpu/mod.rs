@@ -65,7 +65,7 @@ pub use delta::MOST_OF_KEY;
 pub use driver::{Arg, Driver, Kernel, LaunchShape};
 pub use launch::GpuDevice;
 
-/// As [`Device::backward_scratch`](crate::Device::backward_scratch), the largest size on any GPU.
+/// Like [`Device::backward_scratch`](crate::Device::backward_scratch), the largest size on any GPU.
 pub fn backward_scratch(of: &BackwardOf, dtype: DType, rows: usize) -> usize {
     scratch_of(launch::SM_90A, of, dtype, rows)
 }

@@ -17,7 +17,7 @@ use flatshard_base::{Category, DType, Error, Result};
 use flatshard_ptx::emulate::{self, Argument, GlobalMemory, KernelLaunch, LaunchCounts, TensorMap, parse};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// As few as possible, so that launches in tests have several CTAs, and CTAs several work items.
+/// The fewest possible, so that launches in tests have several CTAs, and CTAs several work items.
 const MULTIPROCESSORS: u32 = 1;
 
 pub struct Sim {
@@ -56,7 +56,7 @@ impl Sim {
         let kernels = std::iter::repeat_with(OnceLock::new).take(TEXTS.len()).collect();
         Sim { kernels, schedule, arch: 80, gemm: Mutex::default(), tally: Mutex::default() }
     }
-    /// As a GPU of another architecture, by which launches choose kernels.
+    /// The same as a GPU of another architecture, by which launches choose kernels.
     pub fn of_arch(self, arch: u32) -> Sim {
         Sim { arch, ..self }
     }

@@ -85,7 +85,7 @@ impl DataSheet {
             _ => self.bf16,
         }
     }
-    /// Of a rank that shares the GPU.
+    /// The numbers of a rank that shares the GPU.
     pub fn share(&self, share: f64) -> DataSheet {
         DataSheet { bf16: self.bf16 * share, fp32: self.fp32 * share, bandwidth: self.bandwidth * share }
     }

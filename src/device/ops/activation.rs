@@ -249,11 +249,11 @@ impl DropoutRows<'_> {
         written(Self::OP, &[("y", &self.y, dtype, self.x.len())])?;
         Ok(n)
     }
-    /// As in [`Dropout`].
+    /// See [`Dropout`].
     pub fn threshold(&self) -> u32 {
         threshold(self.p)
     }
-    /// As in [`Dropout`].
+    /// See [`Dropout`].
     pub fn scale(&self) -> f32 {
         scale(self.p)
     }

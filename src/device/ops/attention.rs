@@ -225,8 +225,8 @@ pub fn paged_words(runs: &[PagedRows]) -> usize {
     runs.iter().map(|run| ENTRIES * run.rows + (run.past + run.rows).div_ceil(PAGE)).sum()
 }
 
-/// Of each row: its place among the tokens of all pages, how many tokens it sees, where in the table the pages of its
-/// sequence start, and its slot; then the pages of each run.
+/// The numbers of each row: its place among the tokens of all pages, how many tokens it sees, where in the table the
+/// pages of its sequence start, and its slot; then the pages of each run.
 pub fn paged_table(runs: &[PagedRows]) -> Vec<u32> {
     let mut table = Vec::with_capacity(paged_words(runs));
     let mut pages = ENTRIES * runs.iter().map(|run| run.rows).sum::<usize>();
@@ -309,7 +309,7 @@ pub struct AttentionDelta<'a> {
     pub lse: View<'a>,
     /// (heads, N) f32
     pub delta: ViewMut<'a>,
-    /// As in [`AttentionBackward`]. The passes need it as this leaves it, and keep it so.
+    /// See [`AttentionBackward`]. The passes need it as this leaves it, and keep it so.
     pub sums: ViewMut<'a>,
 }
 

@@ -154,7 +154,7 @@ impl RowSequences<'_> {
     }
 }
 
-/// Of whose backward a device says how much scratch it needs.
+/// An operation for whose backward a device says how much scratch it needs.
 #[derive(Clone, Copy, Debug)]
 pub enum BackwardOf {
     Attention(AttentionShape),
@@ -362,7 +362,7 @@ pub struct ShortConvBackward<'a> {
     pub bias: Option<View<'a>>,
     /// (N, C)
     pub dy: View<'a>,
-    /// As `x`.
+    /// Like `x`.
     pub dx: ViewMut<'a>,
     /// (C, taps) f32; none if frozen.
     pub dw: Option<ViewMut<'a>>,

@@ -45,7 +45,7 @@ fn check(
 
 /// Assigns the statistics of one rank's columns.
 pub struct DistillPart<'a> {
-    /// Of the student.
+    /// The shape of the student.
     pub shape: CrossEntropyShape,
     pub part: VocabPart,
     pub terms: DistillTerms,

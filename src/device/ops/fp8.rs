@@ -38,7 +38,7 @@ impl Quantize<'_> {
 /// `y` = value times the block's scale, which bf16 has exactly. Assigns.
 pub struct Dequantize<'a> {
     pub shape: Fp8Shape,
-    /// As in [`Quantize`].
+    /// See [`Quantize`].
     pub bytes: View<'a>,
     pub scales: View<'a>,
     /// bf16 (rows, columns)
@@ -77,7 +77,7 @@ impl RaiseScales<'_> {
 
 /// Some elements of a weight, divided by the scales of their blocks: [`flatshard_base::fp8`]. Assigns.
 pub struct Encode<'a> {
-    /// As in [`RaiseScales`].
+    /// See [`RaiseScales`].
     pub shape: Fp8Shape,
     pub at: usize,
     pub x: View<'a>,
@@ -147,7 +147,7 @@ impl Fp8Work<'_> {
 /// `C (m, n) (+)= A op(B)` with operands in FP8, B a weight: A is rounded, row by row, and so is B unless it has codes.
 /// Accumulates in f32. Assigns, or adds with [`GemmShape::accumulate`].
 pub struct Fp8Gemm<'a> {
-    /// Of the product in bf16; B has no gaps.
+    /// The shape of the product in bf16; B has no gaps.
     pub shape: GemmShape,
     /// In which A is rounded.
     pub format: Fp8,
@@ -156,7 +156,7 @@ pub struct Fp8Gemm<'a> {
     pub b: Fp8Weight<'a>,
     /// bf16 or f32
     pub c: ViewMut<'a>,
-    /// As in [`super::GemmThen`].
+    /// See [`super::GemmThen`].
     pub then: Option<Epilogue<'a>>,
     pub work: Fp8Work<'a>,
 }
@@ -167,7 +167,7 @@ impl Fp8Gemm<'_> {
     pub fn tokens(&self) -> Fp8Shape {
         Fp8Shape::tokens(self.format, self.shape.m, self.shape.k)
     }
-    /// As in [`super::Gemm`] and [`super::GemmThen`]; and the scratch.
+    /// See [`super::Gemm`] and [`super::GemmThen`]; and the scratch.
     pub fn check(&self) -> Result<()> {
         let Fp8Gemm { shape, a, b, c, then, work, .. } = self;
         let (tokens, stored) = (self.tokens(), if shape.tb { [shape.n, shape.k] } else { [shape.k, shape.n] });

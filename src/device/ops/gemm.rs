@@ -150,7 +150,7 @@ pub struct GemmThen<'a> {
 }
 
 impl GemmThen<'_> {
-    /// As in [`Gemm`]; the epilogue's operands have C's shape and dtype.
+    /// See [`Gemm`]; the epilogue's operands have C's shape and dtype.
     pub fn check(&self) -> Result<()> {
         const OP: &str = "gemm_then";
         let GemmThen { shape, a, b, c, then } = self;

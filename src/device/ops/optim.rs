@@ -113,8 +113,8 @@ pub struct TensorPart {
     /// Index of the first element in this rank's part of the tensor, and what to add in the whole tensor.
     pub first: u64,
     pub before: u64,
-    /// Of a part that is cut along its columns: elements of a row, and those of the other ranks between two rows. 0 is
-    /// any number: the part is contiguous.
+    /// If a part is cut along its columns, elements of a row, and those of the other ranks between two rows. 0 is any
+    /// number: the part is contiguous.
     pub row: u64,
     pub skip: u64,
 }

@@ -83,7 +83,7 @@ impl QkNormRopeShape {
 /// Gemma 3). Assigns `out` and `rstd`.
 pub struct QkNormRope<'a> {
     pub shape: QkNormRopeShape,
-    /// As in [`Rope`], D = head_dim.
+    /// See [`Rope`], D = head_dim.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,
@@ -117,7 +117,7 @@ impl QkNormRope<'_> {
 /// `dwk`.
 pub struct QkNormRopeBackward<'a> {
     pub shape: QkNormRopeShape,
-    /// As in [`Rope`], D = head_dim.
+    /// See [`Rope`], D = head_dim.
     pub table: View<'a>,
     /// (N) u32
     pub positions: View<'a>,

@@ -37,7 +37,7 @@ impl RouteRule {
     }
 }
 
-/// As [`Route`], with scores in place of probabilities, by `rule`.
+/// Like [`Route`], with scores in place of probabilities, by `rule`.
 pub struct RouteScored<'a> {
     pub rule: RouteRule,
     /// (E), if the rule has one.

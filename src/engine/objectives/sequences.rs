@@ -33,7 +33,7 @@ pub(in crate::engine) struct Sequences {
     host_scores: Vec<f32>,
     /// Factor of every gradient: the loss scale over the pairs, or answers, of the step.
     scale: f64,
-    /// Of labeled answers.
+    /// The baseline of labeled answers.
     pub baseline: f64,
     /// Labeled answers of an evaluation, whose baseline is known at its end.
     evaluated: Vec<LabeledAnswer>,

@@ -34,7 +34,7 @@ pub(in crate::engine) struct StepTotals {
     pub sums: [f64; SUMS],
     /// How many of these there are.
     pub count: usize,
-    /// Of this ranks take the largest.
+    /// The number of which ranks take the largest.
     pub largest: f64,
 }
 
@@ -85,7 +85,7 @@ impl StepObjective {
     pub fn end(&mut self, dev: &dyn Device) -> Result<()> {
         self.teacher().map_or(Ok(()), |teacher| teacher.end(dev))
     }
-    /// Of all micro-batches since the last call.
+    /// The totals of all micro-batches since the last call.
     pub fn take_totals(&mut self) -> StepTotals {
         match self {
             StepObjective::Tokens => StepTotals::default(),

@@ -28,7 +28,7 @@ pub struct ModuleNames {
     pub positions: &'static str,
     /// Norms of the attention branch: of its input and of its output.
     pub attention_norms: [&'static str; 2],
-    /// Those of the feed-forward branch.
+    /// The norms of the feed-forward branch.
     pub mlp_norms: [&'static str; 2],
     /// Norms of the inputs of parallel branches that have one each.
     pub own_norms: [&'static str; 2],

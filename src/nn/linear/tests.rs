@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 const SIZES: [usize; 3] = [5, 160, 200];
 
-/// As `hashed` in the script.
+/// The same numbers as `hashed` in the script.
 fn value(i: usize, salt: u32) -> bf16 {
     let u = (i as u32).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40503));
     let u = (u ^ u >> 15).wrapping_mul(0x2c1b_3ac5);

@@ -98,8 +98,8 @@ impl<'a> PromptSampler<'a> {
             rewards: given.are_judged().then(|| Rewards::new(s)).transpose()?,
         }))
     }
-    /// Of the model after `step`. The inner error is one of all ranks, after which they can go on together: there is no
-    /// reward, or `stop` has a signal. Collective.
+    /// Samples of the model after `step`. The inner error is one of all ranks, after which they can go on together:
+    /// there is no reward, or `stop` has a signal. Collective.
     pub fn sample(
         &mut self,
         engine: &mut Engine,

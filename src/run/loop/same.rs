@@ -122,7 +122,7 @@ fn shown(Facts { host, facts }: Facts) -> Facts {
     Facts { host: shown(&host), facts: facts.iter().map(|(key, value)| (shown(key), shown(value))).collect() }
 }
 
-/// Of a training run.
+/// The facts of a training run.
 pub fn of_training(plan: &Plan) -> Result<FactList> {
     let what = |data: &Dataset| {
         let weights = data.shares().map_or(String::new(), |shares| format!(", weights {shares:?}"));
@@ -149,7 +149,7 @@ pub fn of_training(plan: &Plan) -> Result<FactList> {
     Ok(all)
 }
 
-/// Of any work with a model, the program first.
+/// The facts of any work with a model, the program first.
 pub fn of_model(s: &Settings, ranks: &RankPlan, tokenizer: &Tokenizer) -> Result<FactList> {
     let model = s.model.pretrain.as_deref().map(ckpt::weights_hash).transpose()?;
     let facts = [

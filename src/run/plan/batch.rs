@@ -34,7 +34,7 @@ pub fn solve(s: &mut Settings, mesh: &MeshSizes) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// As after a failure on more ranks: the global batch stays, with `batch_size` given or derived.
+    /// A run may go on with fewer ranks after a failure: the global batch stays, with `batch_size` given or derived.
     #[test]
     fn fewer_ranks_keep_the_batch() {
         for (given, expected) in [(Some(2), (2, 3)), (None, (6, 1))] {

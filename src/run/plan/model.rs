@@ -18,13 +18,13 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
-    /// Of the settings, which get what they leave open.
+    /// The model of the settings, which get what they leave open.
     pub fn new(s: &mut Settings) -> Result<ModelPlan> {
         let tokenizer = tokens::tokenizer(s);
         let spec = spec(s, &tokenizer)?;
         Ok(ModelPlan { tokenizer: tokenizer.for_model(spec.vocab), spec })
     }
-    /// Of settings that train nothing: there are no sequences that could be too long.
+    /// The model of settings that train nothing: no sequences could be too long.
     pub fn without_data(s: &mut Settings) -> Result<ModelPlan> {
         has_weights(s)?;
         s.data.max_len = Some(1);
@@ -143,7 +143,7 @@ fn described(m: &mut ModelSettings, tokenizer: &Tokenizer, max_len: usize) -> Re
 /// nothing else differs from the dense model. Its config asks for the load-balancing loss, so that training of the
 /// exported model continues with it.
 fn mixture(m: &mut ModelSettings, ff: usize) -> Option<Experts> {
-    /// As in the configs of OLMoE and in Fedus et al. 2021, "Switch Transformers".
+    /// The factor in the configs of OLMoE and in Fedus et al. 2021, "Switch Transformers".
     const BALANCE: f64 = 0.01;
     let count = m.num_experts?;
     let aux_coef = *m.router_aux_loss_coef.get_or_insert(BALANCE);

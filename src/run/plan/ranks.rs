@@ -20,7 +20,7 @@ pub struct RankPlan {
     pub mesh: MeshSizes,
     /// Ranks on this host.
     pub nproc: usize,
-    /// Of each rank.
+    /// Threads of each rank.
     pub threads: usize,
     pub ranks_per_gpu: usize,
     pub tf32: bool,

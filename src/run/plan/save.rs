@@ -18,7 +18,7 @@ pub struct SaveOptions {
     pub max_file_bytes: u64,
     /// Dtype of the `--save-hf` export.
     pub dtype: ckpt::Dtype,
-    /// Of what `--save-gguf` writes.
+    /// The type of what `--save-gguf` writes.
     pub gguf: GgufType,
     /// Checkpoints during the run are written in the background.
     pub background: bool,

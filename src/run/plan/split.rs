@@ -82,7 +82,7 @@ impl EvalSplit {
         );
         Ok(EvalSplit { held_out: vec![held_out], warning: Some(warning) })
     }
-    /// As checkpoints record it: a number, or one per data set of a mixture.
+    /// What checkpoints record: a number, or one per data set of a mixture.
     pub fn recorded(&self) -> Value {
         match self.held_out[..] {
             [held_out] => held_out.into(),

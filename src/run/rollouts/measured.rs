@@ -16,7 +16,7 @@ pub struct Judged {
     pub by_reward: Vec<f64>,
 }
 
-/// Of the samples of all ranks.
+/// Means over the samples of all ranks.
 #[derive(Serialize, Clone, Debug, PartialEq)]
 pub struct SampleMeans {
     /// Tokens of a sample: the mean, the fewest and the most.
@@ -36,7 +36,7 @@ pub struct SampleMeans {
     pub reward_time_s: f64,
 }
 
-/// Of judged texts of prompts that are not trained on.
+/// Means over judged texts of prompts that are not trained on.
 #[derive(Serialize, Clone, Debug, PartialEq)]
 pub struct RewardMeans {
     /// The weighted sum of all rewards.

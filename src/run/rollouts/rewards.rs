@@ -102,7 +102,7 @@ impl Rewards {
         &self.names
     }
 
-    /// Of a row's fields, those that are read: all by programs, and the answer by checkers.
+    /// Keeps the fields of a row that are read: programs read all, checkers the answer.
     pub fn read_of(&self, mut row: JsonRow) -> JsonRow {
         if !self.all.iter().any(|(_, kind)| matches!(kind, RewardKind::Program(_))) {
             row.retain(|key, _| [&self.answer, JUDGED].contains(&key.as_str()));

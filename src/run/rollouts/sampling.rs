@@ -39,7 +39,7 @@ pub struct StepSampler {
     record: Option<(PathBuf, BufWriter<File>)>,
     /// What went wrong with rewards and was repeated, since it was last taken.
     repeated: Vec<String>,
-    /// Of the step's samples; None after a start between updates on them.
+    /// Means over the step's samples; None after a start between updates on them.
     means: Option<SampleMeans>,
 }
 

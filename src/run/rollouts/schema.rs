@@ -34,7 +34,7 @@ pub struct JsonSchema {
     /// Nothing matches: the schema `false`.
     never: bool,
     types: Option<Vec<&'static str>>,
-    /// Of `enum` and `const`, each.
+    /// The values of each `enum` and `const`.
     values: Vec<Vec<Value>>,
     required: Vec<String>,
     properties: BTreeMap<String, JsonSchema>,

@@ -24,7 +24,7 @@ pub struct HelpPage {
 }
 
 impl HelpPage {
-    /// Of a training binary.
+    /// The page of a training binary.
     pub const fn training(program: &'static str, about: &'static str) -> HelpPage {
         const MAIN: &[&str] = &[
             "dataset",
@@ -52,7 +52,7 @@ impl HelpPage {
         HelpPage { program, about, main: MAIN, examples: EXAMPLES, verbs: &[] }
     }
 
-    /// Of the binary whose command lines begin with one of these verbs.
+    /// The page of the binary whose command lines begin with one of these verbs.
     pub const fn verbs(
         program: &'static str,
         about: &'static str,

@@ -11,13 +11,13 @@ pub struct PreferenceRecord {
     pub reward_rejected: f64,
     /// The difference.
     pub reward_margin: f64,
-    /// Of a policy, whose rewards are log-ratios.
+    /// The margin of a policy, whose rewards are log-ratios.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_accuracy: Option<f64>,
-    /// Of a reward model.
+    /// The accuracy of a reward model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Of labeled answers.
+    /// The accuracy of labeled answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
 }
@@ -34,7 +34,7 @@ impl PreferenceRecord {
     }
 }
 
-/// Of a step's rollouts.
+/// Means over a step's rollouts.
 #[derive(Serialize, Clone, Debug)]
 pub struct RolloutRecord {
     pub reward_mean: f64,
@@ -57,7 +57,7 @@ impl RolloutRecord {
     }
 }
 
-/// Of a step's samples, with a teacher.
+/// Means over a step's samples, with a teacher.
 #[derive(Serialize, Clone, Debug)]
 pub struct StudentRecord {
     pub reverse_kl: f64,

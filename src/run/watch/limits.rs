@@ -46,11 +46,11 @@ pub struct Limits {
 /// The shortest time that work can take.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ideal {
-    /// Of matrix products and attention.
+    /// The time of matrix products and attention.
     pub products: f64,
-    /// Of everything else that only moves memory.
+    /// The time of everything else, which only moves memory.
     pub memory: f64,
-    /// Of communication, hidden or not.
+    /// The time of communication, hidden or not.
     pub communication: f64,
 }
 
@@ -120,8 +120,8 @@ impl Limits {
 }
 
 impl Ideal {
-    /// Of the whole step. `overlaps`: communication runs at the same time as computation, so that only what is longer
-    /// than that is exposed.
+    /// The time of the whole step. `overlaps`: communication runs at the same time as computation, so that only what is
+    /// longer than that is exposed.
     pub fn seconds(&self, overlaps: bool) -> f64 {
         let computing = self.products + self.memory;
         if overlaps { computing.max(self.communication) } else { computing + self.communication }

@@ -30,7 +30,7 @@ pub struct RunLog {
 }
 
 impl RunLog {
-    /// Of a rank, or of the process that starts them, which appends to the file of rank 0.
+    /// Opens the log of a rank, or of the process that starts them, which appends to the file of rank 0.
     pub fn open(settings: &WatchSettings, launched: Option<&RankEnv>) -> Result<RunLog> {
         let rank = launched.map(|env| env.rank);
         let level = settings.log_level.unwrap_or(LogLevel::Info);
@@ -88,7 +88,7 @@ impl RunLog {
         self.note(level, text);
     }
 
-    /// As stderr shows it: a warning says that it is one.
+    /// The text as stderr shows it: a warning says that it is one.
     fn drawn(&self, level: LogLevel, text: &str) -> String {
         let kind = match level {
             LogLevel::Error => (style::ERROR, "error:"),

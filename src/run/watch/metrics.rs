@@ -26,7 +26,7 @@ pub struct StepRecord {
     /// all ranks, before the update.
     pub loss: f64,
     pub lr: f32,
-    /// Of the whole unsharded gradient, before clipping, without the loss scale.
+    /// The norm of the whole unsharded gradient, before clipping, without the loss scale.
     pub grad_norm: f32,
     /// The load-balancing loss of a mixture of experts without its factor, the mean of the micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,14 +40,14 @@ pub struct StepRecord {
     pub skipped_steps: u64,
     /// Rows that all ranks trained on in this step.
     pub samples: u64,
-    /// Of a mixture: rows of each data set that the run has trained on so far, this step's among them.
+    /// Rows of each data set of a mixture that the run has trained on so far, this step's among them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub source_samples: Vec<u64>,
     /// Positions that all ranks processed in this step; none of them is padding.
     pub tokens: u64,
     /// `tokens` over the room of the step's sequences: batch_size * max_len * grad_accum * data-parallel ranks.
     pub fill: f64,
-    /// Those of them that carried loss.
+    /// How many of them carried loss.
     pub trained_tokens: u64,
     /// `tokens / step_time_s`: of the whole job.
     pub tokens_per_sec: f64,
@@ -55,9 +55,9 @@ pub struct StepRecord {
     pub trained_tokens_per_sec: f64,
     /// From the end of the last step to the end of this one; evaluation and checkpoints are not in it.
     pub step_time_s: f64,
-    /// Of all micro-batches, communication that it waits for included: to the loss, whose gradient is computed with it;
-    /// from there to reduced gradients, recomputation included. The norm and the update. Null on GPUs, which compute
-    /// while the host goes on.
+    /// Times of all micro-batches, communication that they wait for included: to the loss, whose gradient is computed
+    /// with it; from there to reduced gradients, recomputation included. The norm and the update. Null on GPUs, which
+    /// compute while the host goes on.
     pub forward_time_s: Option<f64>,
     pub backward_time_s: Option<f64>,
     pub optimizer_time_s: Option<f64>,
@@ -70,13 +70,13 @@ pub struct StepRecord {
     /// Means over the step's pairs or labeled answers, of a preference objective.
     #[serde(flatten)]
     pub preference: Option<PreferenceRecord>,
-    /// Of the step's rollouts.
+    /// Means over the step's rollouts.
     #[serde(flatten)]
     pub rollouts: Option<RolloutRecord>,
-    /// Of the step's samples, if it drew them.
+    /// Means over the step's samples, if it drew them.
     #[serde(flatten)]
     pub sampled: Option<SampleMeans>,
-    /// Of the step's samples, with a teacher.
+    /// Means over the step's samples, with a teacher.
     #[serde(flatten)]
     pub student: Option<StudentRecord>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.

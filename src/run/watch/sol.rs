@@ -89,7 +89,7 @@ impl SpeedOfLight {
         })
     }
 
-    /// Of a step of `tokens` tokens of all ranks that took so many seconds.
+    /// The ratios of a step of `tokens` tokens of all ranks that took so many seconds.
     pub fn of(&mut self, batches: &[MicroBatch], tokens: u64, seconds: f64) -> Result<Option<Ratios>> {
         let (Some(limits), Some(foundry)) = (&self.limits, self.foundry_seconds) else { return Ok(None) };
         let ideal = limits.ideal(self.counter.step(batches)?);

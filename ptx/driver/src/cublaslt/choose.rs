@@ -63,7 +63,7 @@ pub struct Problem {
 pub struct OperandsApart {
     pub bias: u64,
     pub aux: u64,
-    /// Of A and B.
+    /// The scales of A and B.
     pub scales: [u64; 2],
 }
 

@@ -158,7 +158,7 @@ impl<'a, T: Float + Elem> DeltaBackward<'a, T> {
         let (inputs, shape, n) = (&self.inputs, self.inputs.shape, rows.len());
         let (dk, dv, replaces) = (shape.key_dim, shape.value_dim, shape.rule.replaces());
         let gates = inputs.gates(rows, head, &[]);
-        // Of keys and queries, only the latter read the state of Mamba 2.
+        // Only queries, not keys, read the state of Mamba 2.
         let (skipped, readers) = if replaces { (0, 2 * n) } else { (n, n) };
         let BlockGradients { kq, pairs, a, p, read, x, dx, d_o, far, dread, dpairs, dkq, .. } = block;
         let (pairs, read) = (&pairs[..2 * n * n], &mut read[..2 * n * dv]);

@@ -135,7 +135,7 @@ impl Block<bf16> for Tiles {
     const ROWS: usize = 32;
     /// 1536 bf16. Longer stretches write C less often, from L3.
     const STEPS: usize = 48;
-    /// Of a 2 MB L2 cache: 320 rows of 48 steps. With 1.5 MB, products take a quarter longer.
+    /// Half of a 2 MB L2 cache: 320 rows of 48 steps. With 1.5 MB, products take a quarter longer.
     const PACKED_A: usize = 1 << 20;
     /// A product takes 64 bytes per cycle of its panels, twice what L2 gives. 16 KB of a panel of B stay in L1 (48 KB)
     /// next to as much of A and the sums. Relative rates on Granite Rapids, 48 steps: 4 at a time 0.80, 6 0.92, 8 1, 12

@@ -90,7 +90,7 @@ unsafe fn sums<E>(
             }
         }
         for _ in 0..steps {
-            // Of each third row, so that three rows are one address, plus nothing, `row` and twice `row`.
+            // The addresses of each third row, so that three rows are one address, plus nothing, `row` and twice `row`.
             let thirds = [0, 3, 6, 9].map(|r| a.byte_add(r * row));
             for lane in 0..LANES {
                 let right = [b.read(), b.add(1).read()];

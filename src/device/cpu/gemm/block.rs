@@ -39,7 +39,7 @@ pub(in crate::cpu) struct LeftRows<E> {
 }
 
 impl<E> LeftRows<E> {
-    /// Of a panel. Prefetches nothing.
+    /// The rows of a panel. Prefetches nothing.
     pub(super) fn packed(at: *const E, row: usize, step: usize) -> LeftRows<E> {
         LeftRows { at, row, step, next: at, lines: 0, turned: false }
     }

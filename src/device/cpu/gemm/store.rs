@@ -14,7 +14,7 @@ pub(in crate::cpu) trait StoreSums: Copy {
     unsafe fn store(to: *mut Self, mask: __mmask16, x: __m512);
     /// Stores 32 elements past the caches, from the start of a cache line on.
     unsafe fn stream(to: *mut Self, x: [__m512; 2]);
-    /// As stored and loaded again.
+    /// The lanes as they are after being stored and loaded again.
     unsafe fn rounded(x: __m512) -> __m512;
 }
 impl StoreSums for f32 {
@@ -278,7 +278,7 @@ impl<C: StoreSums> Destination<'_, C> {
                         place.change(sums, |_, j, mask, x| _mm512_add_ps(x, C::load(bias.add(place.column + j), mask)));
                     }
                     place.write(sums, *z, ld, |_, _, _, x| x);
-                    // Of what backward reads, which then recomputes the same.
+                    // Rounded as what backward reads, which then recomputes the same.
                     place.change(sums, |_, _, _, x| C::rounded(x));
                     let lanes = std::slice::from_raw_parts_mut(sums, place.rows * COLUMNS);
                     lanes.iter_mut().for_each(|x| *x = gelu_at(*x));

@@ -15,7 +15,7 @@ pub struct GroupGradients<'a, T> {
     pub values: TokenRows<'a, T>,
     pub d_out: TokenRows<'a, T>,
     pub mask: Mask<'a>,
-    /// Of the group's first head; `apart` from one head to the next.
+    /// Begins with the group's first head; `apart` from one head to the next.
     pub lse: &'a [f32],
     pub delta: &'a [f32],
     pub apart: usize,

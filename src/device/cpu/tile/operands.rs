@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Which keys a query attends to. Both bounds of both ranges never decrease.
 pub enum Mask<'a> {
-    /// Those up to itself, limited to the last `window`, for the last `len` tokens of a text, which `past` precede.
+    /// Tokens up to itself, limited to the last `window`, for the last `len` tokens of a text, which `past` precede.
     Causal { past: usize, len: usize, window: usize },
     /// The same ones, for all queries.
     Same(Range<usize>),

@@ -16,9 +16,9 @@ const ALIGNED: usize = VECTOR / 4;
 /// Whether a kernel that a call launches is one of these.
 type Launches = fn(&HopperFamily, &dyn Fn(&TiledKernel) -> bool) -> bool;
 
-/// Of a forward pass.
+/// The launches of a forward pass.
 pub(super) const FORWARD: Launches = |family, is| is(&family.forward);
-/// Of a backward pass.
+/// The launches of a backward pass.
 pub(super) const BACKWARD: Launches = |family, is| match &family.backward {
     Backward::Fused(fused) => is(&fused.tiles),
     Backward::Apart { dq, dkv } => is(dq) || dkv.iter().any(is),
@@ -131,7 +131,7 @@ fn sums_of(backward: &Backward, a: &AttentionShape, queries: usize) -> usize {
 fn numbers(a: &AttentionShape, queries: usize) -> usize {
     2 * a.heads * queries.next_multiple_of(ALIGNED)
 }
-/// Those of that many queries, and the rest; `None` if there is no room, as on other GPUs.
+/// The numbers of that many queries, and the rest; `None` if there is no room, as on other GPUs.
 pub(super) fn numbers_of<'a>(
     a: &AttentionShape,
     queries: usize,

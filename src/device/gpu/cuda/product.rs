@@ -20,7 +20,7 @@ pub(super) struct ProductKey {
     shape: GemmShape,
     inputs: DType,
     output: DType,
-    /// Of A, if operands are bytes in FP8.
+    /// The format of A, if operands are bytes in FP8.
     format: Option<Fp8>,
     /// Alignments of A, B, C and the epilogue's bias, z and residual, at most [`super::operands::ALIGNED`].
     aligned: [u32; 6],

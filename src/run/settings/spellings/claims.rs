@@ -82,7 +82,7 @@ impl Assignment {
 pub fn settle(mut claims: Vec<Assignment>, typed: &[TypedFlag], own: OwnFlags, out: &mut Reading) -> Result<()> {
     per_prompt(&mut claims, typed)?;
     per_rate(&mut claims);
-    // Of a repeated flag, and of several of our own for a setting, the last one counts.
+    // The last one counts of a repeated flag, and of several of our own for a setting.
     let replaces = |new: &Assignment, old: &Assignment| {
         let alike = typed[new.by].name == typed[old.by].name || (new.row.is_none() && old.row.is_none());
         new.by > old.by && new.key == old.key && alike
