@@ -58,7 +58,7 @@ impl Exports {
 /// is replaced if `run` wrote it, or with `overwrite`.
 pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()> {
     let refuse = |what: &str| {
-        let what = format!("`save_hf` {}: {what}. Use a new or empty directory", dir.display());
+        let what = format!("{}: {what}. Use a new or empty directory", dir.display());
         Err(Error::input(what))
     };
     let list = match fs::read_dir(dir) {

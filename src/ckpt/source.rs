@@ -10,7 +10,7 @@ use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::{OpenFiles, Tower, changed};
 use super::unstack;
 use super::{header, hf};
-use crate::base::{Error, Result, open, quote};
+use crate::base::{Error, Result, open};
 use crate::nn::{Arch, Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
@@ -102,14 +102,6 @@ impl TensorSource {
     /// The adapter in `dir`, whose tensors are those that these layouts train. `tower`: its model has a vision tower.
     pub fn adapter(dir: &Path, layouts: &[Layout], tower: bool) -> Result<TensorSource> {
         let found = OpenedFiles::safetensors(dir, "adapter_model")?;
-        if let Some(name) = found.tensors.keys().find(|name| !name.contains(".lora_")) {
-            return Err(Error::input(format!(
-                "{}: has {}, which is trained whole (`modules_to_save`, `bias`); such adapters are not trained on. Merge \
-                 this one, and train a new one on the model that results",
-                dir.display(),
-                quote(name)
-            )));
-        }
         let tower = tower.then(|| found.around_adapters());
         let plan = FilePlan::of_masters(layouts, &Moments::NONE, u64::MAX, tower.as_ref().map(|tower| &tower.carried));
         found.matched(dir, &plan, tower, false)

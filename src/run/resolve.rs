@@ -23,10 +23,10 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     runs.iter_mut().try_for_each(eval_split)?;
     runs.iter_mut().try_for_each(of_directories)?;
     runs.iter().try_for_each(whole_names)?;
-    runs.iter_mut().for_each(base_of_adapter);
+    runs.iter_mut().try_for_each(base_of_adapter)?;
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
-        runs.iter_mut().for_each(base_of_adapter); // that has been downloaded
+        runs.iter_mut().try_for_each(base_of_adapter)?; // that has been downloaded
     }
     for s in runs {
         of_adapter(s)?;
@@ -102,11 +102,16 @@ fn of_directories(s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// Without a model an adapter is merged into, or trained on, the base model that it names.
-fn base_of_adapter(s: &mut Settings) {
+/// Without a model an adapter, the newest of several checkpoints, is merged into, or trained on, the base model that it
+/// names.
+fn base_of_adapter(s: &mut Settings) -> Result<()> {
+    for path in [&mut s.lora.merge, &mut s.lora.adapter].into_iter().flatten() {
+        *path = ckpt::of_model(path)?;
+    }
     if let (Some(adapter), None) = (s.lora.merge.as_ref().or(s.lora.adapter.as_ref()), &s.model.pretrain) {
         s.model.pretrain = ckpt::adapter::base(adapter).map(PathBuf::from);
     }
+    Ok(())
 }
 
 /// An adapter that is trained on decides what adapters the run has.
@@ -146,6 +151,12 @@ fn from_disk(s: &mut Settings) -> Result<()> {
         let dir = ckpt::gguf::resolve(&file, &cache)?;
         if dir == file {
             continue;
+        }
+        if let Some(written) = s.checkpoint.save_gguf.as_ref().filter(|written| ckpt::same_place(written, &file)) {
+            return Err(Error::input(format!(
+                "--save-gguf {}: is the file of `{setting}`, which is never overwritten; give another file",
+                written.display()
+            )));
         }
         // The settings that a run records name the file.
         match s.hub.all.iter_mut().find(|named| named.path == file) {

@@ -7,7 +7,7 @@ use crate::device::IGNORE;
 use crate::engine::Objective;
 use crate::run::plan::data::RunData;
 use crate::run::plan::model::ModelPlan;
-use crate::run::plan::objective;
+use crate::run::plan::{objective, resume, tokens};
 use crate::run::settings::Settings;
 use crate::run::watch::style;
 use clap::builder::styling::AnsiColor;
@@ -29,6 +29,7 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
         return Ok(());
     }
     let ModelPlan { spec, tokenizer } = ModelPlan::new(&mut s)?;
+    let tokenizer = tokens::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
     let objective = objective::objective(&s)?;
     let data = RunData::options(&s, &tokenizer, &spec)?;
     let parts = &data.train;

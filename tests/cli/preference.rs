@@ -421,7 +421,7 @@ fn margins_are_read() {
 #[test]
 fn a_resumed_run_is_bitwise_the_same() {
     let dir = Dir::new();
-    let model = dir.arg("model");
+    let (model, judge) = (dir.arg("model"), dir.arg("judge"));
     let tiny =
         "--max-len 192 --batch-size 2 --nproc-per-node 2 --lr-scheduler constant --warmup-steps 0 --lr 0.01 --no-eval";
     let shape = "--tokenizer bytes --embed-dim 16 --num-layers 1 --num-heads 2";
@@ -441,10 +441,11 @@ fn a_resumed_run_is_bitwise_the_same() {
         &tiny.split_whitespace().collect::<Vec<_>>()[..],
         &pairs,
         &shape,
-        &["--objective", "rm", "--max-steps", "1"],
+        &["--objective", "rm", "--max-steps", "1", "--save-hf", &judge],
     ]
     .concat());
     assert!(made.status.success(), "{}", stderr(&made));
+    assert!(!stderr(&made).contains("generates"), "a reward model generates nothing: {}", stderr(&made));
     let other =
         ["--dataset", "synthetic", "--no-eval", "--max-steps", "1", "--nproc-per-node", "1", "--max-len", "192"];
     let made = run(&[&other[..], &shape[2..], &["--vocab-size", "320", "--save-hf", &model]].concat());
@@ -465,6 +466,16 @@ fn a_resumed_run_is_bitwise_the_same() {
         let resumed = [kind, &["--max-steps", "4", "--ckpt-dir", &ckpt, "--resume", "auto"]].concat();
         assert_eq!(start(&format!("{name}.second"), &resumed), straight[2..], "{name}");
     }
+    // What is learned may change, and the run says so.
+    let ckpt = dir.arg("pretrained.ckpt");
+    let dpo = [&tiny.split_whitespace().collect::<Vec<_>>()[..], &pairs, &["--objective", "dpo", "--pretrain", &model]];
+    let on = ["--max-steps", "5", "--ckpt-dir", &ckpt, "--resume", "auto", "--beta", "0.3"];
+    let resumed = run(&[&dpo.concat()[..], &on].concat());
+    let said = stderr(&resumed);
+    assert!(said.contains("data.settings.beta: absent in the checkpoint, 0.3 now"), "{said}");
+    let judged = run(&[&dpo.concat()[..], &["--max-steps", "5", "--ref-pretrain", &judge]].concat());
+    let said = stderr(&judged);
+    assert!(judged.status.code() == Some(2) && said.contains("is a reward model, which has no logits"), "{said}");
 }
 
 /// Each prompt comes with the answer of another row, always the same one: in any order of rows, on any rank. What does

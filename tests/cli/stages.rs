@@ -232,6 +232,27 @@ fn no_key_of_a_stage_is_silently_ignored() {
 }
 
 /// Only the last stage exports, and an export that it may not write ends the run before the first one starts.
+/// A stage after the first is a fine-tune too: it starts from weights, although it names no model.
+#[test]
+fn later_stages_of_a_fine_tune_have_its_defaults() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
+    let stages = "training_stages:\n  first: {run: {max_steps: 2}}\n  pairs: {objective: {objective: dpo}}\n  last: {run: \
+                  {max_steps: 1}}\n";
+    let printed = |job: &Job, args: &[&str], stage: &str| {
+        let out = job.command(&[args, &["--stage", stage, "--print-config"]].concat()).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        let config: Value = serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).expect(&text);
+        config["optim"]["lr"].as_f64().unwrap()
+    };
+    let pretrain = format!("data: {{dataset: synthetic}}\nmodel: {{pretrain: {}}}\n{stages}", model.display());
+    let job = Job::new(&pretrain);
+    assert_eq!(["first", "pairs", "last"].map(|stage| printed(&job, &[], stage)), [2e-5, 5e-7, 2e-5]);
+    let flagged = Job::new(&format!("data: {{dataset: synthetic}}\n{stages}"));
+    let flag = ["--pretrain", model.to_str().unwrap()];
+    assert_eq!(["first", "pairs"].map(|stage| printed(&flagged, &flag, stage)), [2e-5, 5e-7]);
+    assert_eq!(printed(&Job::new(STAGES), &[], "warm"), 0.01);
+}
+
 #[test]
 fn an_invalid_export_is_refused_before_the_first_stage() {
     let job = Job::new(STAGES);

@@ -1,7 +1,7 @@
 //! Rows that files of other tools name: which columns, splits and prompts are theirs. Never looks at other keys.
-use super::tool_files::{AXOLOTL, LLAMA_FACTORY, ran, refused, work};
+use super::tool_files::{AXOLOTL, LLAMA_FACTORY, has, plan, ran, refused, work};
 use crate::common::binaries::FLATSHARD;
-use crate::common::runs::Dir;
+use crate::common::runs::{Dir, FSDP};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -141,4 +141,35 @@ fn axolotls_own_prompts_and_pairs_are_read() {
         let shown = Value::String(rendered("q")).to_string();
         assert!(text.contains(shown.trim_matches('"')) && text.contains("b<|im_end|>"), "{kind} ({key}): {line}");
     }
+}
+
+/// A recipe that goes on with an adapter has its rank, whatever its tool's own default is.
+#[test]
+fn recipes_go_on_with_an_adapter() {
+    let dir = work();
+    let made = "--pretrain model --dataset synthetic --nproc-per-node 1 --lora-rank 4 --max-steps 1 --max-len 16 \
+                --batch-size 1 --no-eval --no-sample --save-adapter adapter";
+    let out = ran(&dir, FSDP, made);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let rank = |file: &str, text: &str| {
+        let (read, said) = plan(&dir, file, text, "--verbose");
+        has(&read, &[("lora.adapter", json!("adapter")), ("lora.rank", json!(4))]);
+        said
+    };
+    let row = json!({"instruction": "a", "input": "", "output": "b"});
+    fs::write(dir.path("rows.jsonl"), format!("{row}\n").repeat(40)).unwrap();
+    let factory = LLAMA_FACTORY.replace("asks,more", "rows.jsonl").replace("lora_rank: 4\n", "");
+    let factory = factory.replace("template: llama3\n", "") + "adapter_name_or_path: adapter\n";
+    let said = rank("lf.yaml", &factory.replace("lora_target: all\n", "lora_rank: 64\nlora_target: all\n"));
+    assert!(said.contains("lora_rank: 64 has no effect here"), "{said}");
+    rank("lf.yaml", &factory.replace("finetuning_type: lora\n", ""));
+    let axolotl: String =
+        AXOLOTL.lines().filter(|line| !line.starts_with("lora_")).map(|line| format!("{line}\n")).collect();
+    let axolotl =
+        axolotl.replace("adapter: qlora", "adapter: lora").replace("load_in_4bit: true", "load_in_4bit: false")
+            + "lora_model_dir: adapter\n";
+    rank("ax.yml", &axolotl);
+    let out =
+        ran(&dir, FSDP, "--pretrain model --adapters adapter --train_type lora --dataset rows.jsonl --print-config");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("rank: 4"), "{out:?}");
 }

@@ -117,6 +117,27 @@ fn the_template_in_use_is_the_default_one_of_what_is_saved() {
     assert_eq!((work.read("merged/chat_template.jinja"), work.listed("merged")), (TRAINED.into(), json!(TRAINED)));
     let gguf = fs::read(work.path("m.gguf")).unwrap();
     assert!(has(&gguf, TRAINED) && !has(&gguf, OWN));
+    // An adapter that is trained on is trained with its own template, and a checkpoint's samples are shown in its own.
+    work.good("--pretrain base --lora-adapter adapter --max-steps 1 --save-adapter on --ckpt-dir ad");
+    assert_eq!((work.read("on/chat_template.jinja"), work.listed("on")), (TRAINED.into(), json!(TRAINED)));
+    let shown = "--device cpu --dataset rows.jsonl --apply-chat-template --max-len 64 --pretrain base --lora-rank 2 \
+                 --ckpt-dir ad --resume auto --print-samples 1";
+    let out = unlaunched(FSDP).args(shown.split_whitespace()).current_dir(work.0.path()).output().unwrap();
+    assert!(String::from_utf8_lossy(&out.stdout).contains("[user] Say 0."), "{out:?}");
+    let checkpoints = merge.replace("adapter --save-hf merged --save-gguf m.gguf", "ad --save-hf newest");
+    let out = unlaunched(FSDP).args(checkpoints.split(' ')).current_dir(work.0.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    // What a run reads is never replaced.
+    for (flags, input) in [
+        ("--pretrain base --lora-adapter adapter --save-adapter adapter", "--lora-adapter adapter"),
+        ("--pretrain base --lora-adapter adapter --save-hf adapter", "--lora-adapter adapter"),
+        ("--pretrain base --teacher own --save-hf own", "--teacher own"),
+        ("--pretrain base --objective dpo --ref-pretrain own --save-hf own", "--ref-pretrain own"),
+        ("--pretrain own.gguf --save-gguf own.gguf", "is the file of `pretrain`"),
+    ] {
+        let (code, said) = work.run(&format!("{flags} --overwrite --max-steps 1"));
+        assert!(code == Some(2) && said.contains(input) && said.contains("never overwritten"), "{flags}: {said}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::common::runs::*;
 use rustix::process::Signal;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
@@ -196,6 +197,24 @@ fn sigterm_and_sigint_save_a_checkpoint() {
         assert_eq!(fs::read_to_string(dir.path("ckpt/latest")).unwrap().trim(), format!("step-{last:08}"));
         assert!(events(&dir.path("m"), "error").is_empty());
     }
+}
+
+/// nohup: a terminal that is closed ends nothing.
+#[test]
+fn a_hangup_that_is_ignored_at_the_start_stays_ignored() {
+    let dir = Dir::new();
+    let metrics = dir.arg("m");
+    let nohup = dir.path("nohup.sh");
+    fs::write(&nohup, format!("#!/bin/sh\ntrap '' HUP\nexec '{FSDP}' \"$@\"\n")).unwrap();
+    fs::set_permissions(&nohup, fs::Permissions::from_mode(0o755)).unwrap();
+    let run = Run::start(nohup.to_str().unwrap(), &["--max-steps", "1000000", "--metrics-path", &metrics]);
+    wait_until("3 steps", || steps(&dir.path("m")) >= 3);
+    send(Signal::HUP, run.pid());
+    let now = steps(&dir.path("m"));
+    wait_until("3 more steps", || steps(&dir.path("m")) >= now + 3);
+    send(Signal::TERM, run.pid());
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(143), "{}", ended.stderr);
 }
 
 /// While the ranks are starting, before some of them handle signals.

@@ -38,6 +38,8 @@ pub struct AdapterConfig {
     /// Tokens with embeddings of their own, in the order of the rows that are stored: of the module with this name, or
     /// of any.
     tokens: Vec<(Option<String>, Vec<usize>)>,
+    /// A key by which it has other tensors than adapters of all targets.
+    partial: Option<&'static str>,
 }
 
 /// Keys that do not change the merged weights. What an adapter adapts is in the names of its tensors, all of which are
@@ -183,7 +185,11 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
         let found = found("trainable_token_indices");
         format!("{found}; it must be a list of token ids, or an object of such lists by module")
     })?;
-    Ok(AdapterConfig { lora, rank_stabilized, dora, ranks, alphas, tokens })
+    // A bias is trained with "all" and "lora_only".
+    let partial = ["bias", "exclude_modules", "layers_to_transform", "lora_bias", "modules_to_save"];
+    let partial =
+        partial.into_iter().find(|key| config.get(*key).is_some_and(|value| is_set(value) && value != "none"));
+    Ok(AdapterConfig { lora, rank_stabilized, dora, ranks, alphas, tokens, partial })
 }
 
 fn tokens(value: &Value) -> Option<Vec<(Option<String>, Vec<usize>)>> {
@@ -260,6 +266,7 @@ impl AdapterConfig {
             (!self.ranks.is_empty(), "rank_pattern"),
             (!self.alphas.is_empty(), "alpha_pattern"),
             (!self.tokens.is_empty(), "trainable_token_indices"),
+            (self.partial.is_some(), self.partial.unwrap_or_default()),
         ];
         if let Some((_, key)) = other.iter().find(|(has, _)| *has) {
             let what = format!(
@@ -290,7 +297,7 @@ impl AdapterConfig {
 mod tests {
     use super::*;
 
-    /// As PEFT 0.21.2 writes it, all keys.
+    /// All keys, as PEFT 0.21.2 writes them.
     fn written() -> Map<String, Value> {
         let config = json!({
             "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,

@@ -8,7 +8,7 @@ use crate::comm::shm::{Arena, ShmWatch};
 use crate::comm::{env, nccl};
 use crate::run::plan::ranks::RankPlan;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
@@ -34,8 +34,17 @@ pub fn pass_over_file_sizes() -> Result<()> {
     registered.map(drop).map_err(|e| Error::Run(format!("signal handlers: {e}")))
 }
 
+/// Catches these signals. SIGHUP stays ignored if it is, as nohup has it.
 pub fn catch(signals: &[i32]) -> Result<Signals> {
-    Signals::new(signals).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+    let caught = signals.iter().filter(|&&signal| signal != SIGHUP || !hangups_are_ignored());
+    Signals::new(caught).map_err(|e| Error::Run(format!("signal handlers: {e}")))
+}
+
+/// Whether this process was started with SIGHUP ignored, by /proc/self/status.
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (SIGHUP - 1) & 1 == 1)
 }
 
 /// The ranks to start, and how to monitor them.
@@ -53,7 +62,7 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// Of ranks that are started once and end by themselves, soon enough to look for that often.
+    /// A launch of ranks that are started once and end by themselves, soon enough to look for that often.
     pub fn once(ranks: &RankPlan, job: &'a RankJob, signals: &'a [i32]) -> Launch<'a> {
         let RankPlan { nproc, ranks_per_gpu, .. } = *ranks;
         Launch { nproc, ranks_per_gpu, job, poll: Duration::from_millis(10), signals, deadline: None }

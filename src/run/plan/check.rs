@@ -142,6 +142,8 @@ pub fn room(s: &Settings, params: usize, trainable: usize) -> Result<()> {
         ("--save-hf", &c.save_hf, params * save.dtype.bitsize() / 8),
         ("--save-adapter", &c.save_adapter, trainable * 4),
         ("--save-gguf", &c.save_gguf, params * if save.gguf == GgufType::Q8_0 { 1 } else { 2 }),
+        // Masters, without moments: the least that a checkpoint has.
+        ("--ckpt-dir", &c.ckpt_dir, 4 * if s.lora.rank.is_some() { trainable } else { params }),
     ];
     all.into_iter().try_for_each(|(flag, path, bytes)| {
         path.as_ref().map_or(Ok(()), |path| ckpt::check_room(flag, path, bytes as u64))
@@ -156,6 +158,9 @@ fn export(s: &Settings, flag: &str, dir: &Option<PathBuf>, other: &Option<PathBu
     let taken = [
         ("--pretrain", &s.model.pretrain),
         ("--lora-merge", &s.lora.merge),
+        ("--lora-adapter", &s.lora.adapter),
+        ("--ref-pretrain", &s.objective.ref_pretrain),
+        ("--teacher", &s.objective.teacher),
         ("--ckpt-dir", &c.ckpt_dir),
         ("--save-hf", other),
     ];
@@ -172,7 +177,8 @@ fn export(s: &Settings, flag: &str, dir: &Option<PathBuf>, other: &Option<PathBu
     let continued = if s.only_converts() { None } else { resume::requested(c)? };
     let run = continued.map_or(Ok(Vec::new()), |from| ckpt::candidates(c.ckpt_dir.as_deref(), &from))?;
     let run = run.iter().find_map(|dir| ckpt::state::read(dir).ok()).and_then(|(state, _)| state.run);
-    ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true))
+    let checked = ckpt::check_export(dir, run.as_deref(), c.overwrite == Some(true));
+    checked.map_err(|e| Error::input(format!("{flag} {e}")))
 }
 
 /// Restarts are possible with these ranks.

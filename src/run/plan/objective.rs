@@ -169,6 +169,9 @@ fn counterpart(s: &Settings, flag: &str, dir: &Path, spec: &Spec) -> Result<Spec
     let wrong = |what: String| Error::input(format!("{flag} {}: {what}", dir.display()));
     ckpt::is_model(dir)?;
     let other = ckpt::hf::read(dir)?;
+    if other.score {
+        return Err(wrong("is a reward model, which has no logits; name a language model".into()));
+    }
     if other.vocab != spec.vocab {
         return Err(wrong(format!(
             "its vocabulary has {} tokens, and the trained model's {}: both models score the same tokens, so name a \
@@ -227,16 +230,9 @@ fn other_token(a: &Path, b: &Path) -> Option<(u64, [String; 2])> {
 pub fn teacher(s: &Settings, spec: &Spec) -> Result<Option<Teaching>> {
     let Some(dir) = &s.objective.teacher else { return Ok(None) };
     let teacher = counterpart(s, "--teacher", dir, spec)?;
-    let wrong = match () {
-        () if teacher.score => "is a reward model, which has no logits; name a language model",
-        () => {
-            let alpha = set(&s.objective.distill_alpha, "objective.distill_alpha")?;
-            let temperature = set(&s.objective.distill_temperature, "objective.distill_temperature")?;
-            let on_policy = s.objective.on_policy == Some(true);
-            return Ok(Some(Teaching { spec: teacher, alpha, temperature, on_policy }));
-        }
-    };
-    Err(Error::input(format!("--teacher {}: {wrong}", dir.display())))
+    let alpha = set(&s.objective.distill_alpha, "objective.distill_alpha")?;
+    let temperature = set(&s.objective.distill_temperature, "objective.distill_temperature")?;
+    Ok(Some(Teaching { spec: teacher, alpha, temperature, on_policy: s.objective.on_policy == Some(true) }))
 }
 
 /// The directory that the reference model is read from; none: it has the initial weights.

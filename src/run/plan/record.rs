@@ -5,10 +5,54 @@ use crate::base::{CATEGORIES, Category, DType, Error, Result};
 use crate::ckpt::TrainerState;
 use crate::comm::MeshSizes;
 use crate::optim::Rule;
+use crate::run::settings::defaults::defaults;
 use crate::run::settings::{PrecisionName, Settings};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+/// Key of the settings that decide what is learned, where they are not the defaults.
+const SETTINGS: &str = "settings";
+
+/// Such settings, by section. What follows from the data, the models and the schedule is recorded apart.
+const LEARN: [(&str, &[&str]); 5] = [
+    (
+        "objective",
+        &[
+            "beta",
+            "label_smoothing",
+            "ipo",
+            "nll_loss_coef",
+            "desirable_weight",
+            "undesirable_weight",
+            "reward",
+            "reward_weights",
+            "loss_type",
+            "clip_low",
+            "clip_high",
+            "updates_per_rollout",
+            "distill_alpha",
+            "distill_temperature",
+        ],
+    ),
+    ("generate", &["temperature", "top_k", "top_p", "min_p", "group_size", "max_new_tokens"]),
+    ("lora", &["dropout"]),
+    ("precision", &["reduce_dtype"]),
+    ("tune", &["lr_scale"]),
+];
 
 impl Plan {
+    /// The settings of [`LEARN`] that are not the defaults. None: all are.
+    fn changed(&self) -> Option<Map<String, Value>> {
+        let (all, defaults) = (serde_json::to_value(&self.settings).ok()?, defaults());
+        let each = LEARN.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (section, key)));
+        let differ = each.filter(|(section, key)| {
+            let value = &all[**section][**key];
+            !value.is_null() && *value != defaults[**section][**key]
+        });
+        let changed: Map<String, Value> =
+            differ.map(|(section, key)| (key.to_string(), all[*section][*key].clone())).collect();
+        (!changed.is_empty()).then_some(changed)
+    }
+
     /// The progress of the run, as recorded in checkpoints.
     pub fn trainer_state(&self, step: u64, samples_consumed: u64, trained_tokens: u64) -> TrainerState {
         let object = |value: Value| value.as_object().cloned().unwrap_or_default();
@@ -37,6 +81,7 @@ impl Plan {
             data.insert("objective".into(), json!(self.settings.objective.objective));
             data.insert("reference".into(), json!(objective::reference_dir(&self.settings)));
         }
+        data.extend(self.changed().map(|changed| (SETTINGS.into(), changed.into())));
         if !self.settings.hub.commits.is_empty() {
             data.insert(resume::HUB.into(), json!(self.settings.hub.commits));
         }

@@ -6,10 +6,10 @@ use crate::run::settings::Settings;
 use crate::run::settings::data::DataSettings;
 use std::path::Path;
 
-/// The tokenizer of the settings, or that of a merged adapter, or the model directory's, or bytes for a model of bytes.
+/// The tokenizer of the settings, or that of an adapter, or the model directory's, or bytes for a model of bytes.
 /// One that is missing or cannot be read is an error only once text must be tokenized.
 pub fn tokenizer(s: &mut Settings) -> Tokenizer {
-    let mut dirs = [&s.lora.merge, &s.model.pretrain].into_iter().flatten();
+    let mut dirs = [&s.lora.merge, &s.lora.adapter, &s.model.pretrain].into_iter().flatten();
     let dir = dirs.find(|dir| dir.join(tokenizer::FILES[0]).is_file()).map(|dir| dir.display().to_string());
     let of_text = s.model.pretrain.as_deref().filter(|model| !ckpt::hf::is_of_bytes(model));
     if let (None, None, Some(model)) = (&dir, &s.data.tokenizer, of_text) {

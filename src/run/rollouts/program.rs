@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::thread;
@@ -73,10 +74,16 @@ impl RewardProgram {
     }
     /// Refuses a command that cannot start.
     pub fn check(&self) -> Result<()> {
+        let command = quote(&self.command);
+        if Path::new(&self.command).is_dir() {
+            return Err(Error::input(format!(
+                "--reward {command}: is a directory. A reward is a checker or a command; a model scores samples only in a \
+                 command that runs it"
+            )));
+        }
         if self.is_known() {
             return Ok(());
         }
-        let command = quote(&self.command);
         Err(Error::input(format!(
             "--reward {command}: is no checker (exact, number, regex:PATTERN, json, json-schema:FILE, length:TOKENS), and the \
              shell knows no command of this name"

@@ -64,6 +64,8 @@ pub struct FileLayer {
     pub notes: Vec<String>,
     /// A stage that starts from the previous stage's weights.
     pub follows: bool,
+    /// A stage of a file whose stages started from a pretrained model.
+    pub tunes: bool,
 }
 
 impl<'a> FileBlock<'a> {
@@ -120,7 +122,7 @@ impl<'a> FileBlock<'a> {
         let read = self.foreign.read(self.out, self.around);
         let (settings, notes) = read.map_err(|e| Error::input(plain(format!("{place}: {e}"))))?;
         let notes = self.notes.into_iter().chain(notes).map(|note| plain(format!("{place}: {note}"))).collect();
-        Ok(FileLayer { settings, notes, follows: false })
+        Ok(FileLayer { settings, notes, follows: false, tunes: false })
     }
 
     fn fault(&self, what: String) -> Error {

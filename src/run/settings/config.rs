@@ -51,9 +51,11 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         lay(&mut layer.settings, more.settings);
         layer.notes.extend(more.notes);
     }
+    layer.tunes |= !flags["model"]["pretrain"].is_null();
     if let (true, None, Some(stage)) = (layer.follows, &cli.files.generate, stage) {
         stages::flags(stage, cli.files.stage.is_some(), &mut flags, &mut layer.notes)?;
     }
+    let tunes = layer.follows && layer.tunes;
     let mut requested = layer.settings;
     lay(&mut requested, flags);
     if requested["run"]["nproc_per_node"] == blocks::AUTO {
@@ -67,7 +69,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     }
     let mut known = foreign.clone();
     overlay(&mut known, requested.clone());
-    let by_task = tasks::imply(&known, &mut merged);
+    let by_task = tasks::imply(&known, tunes, &mut merged);
     effect::supersede(&mut merged, &foreign);
     overlay(&mut merged, foreign);
     effect::imply(&requested, &mut merged);

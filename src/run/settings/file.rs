@@ -2,6 +2,7 @@
 use crate::base::{Error, Result, open, quote};
 use crate::run::settings::blocks::{FileBlock, FileLayer};
 use crate::run::settings::effect;
+use crate::run::settings::json;
 use crate::run::settings::stages;
 use crate::run::settings::tools::{self, FileTool, FileTree};
 use crate::run::settings::value::overlay;
@@ -38,13 +39,16 @@ impl ConfigFile {
         let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
         let tree: Value = match path.extension().and_then(|e| e.to_str()) {
-            Some("json") => serde_json::from_str(text).map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
+            Some("json") => json::read(text).map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
             Some("toml") => toml::from_str(text).map_err(|e| fault(format!("not TOML: {}", quote(e.message()))))?,
             _ => serde_saphyr::from_str(text).map_err(|e| {
                 // The first line has the message and the position; a rendered excerpt follows.
                 let text = e.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                fault(format!("not YAML: {}", quote(first.trim_start_matches("error: "))))
+                let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+                // What follows is advice for those who call the library.
+                let ends = [", set DuplicateKeyPolicy", "; use from_str_multiple", " by the configured policy"];
+                let end = ends.iter().find_map(|end| first.find(end)).unwrap_or(first.len());
+                fault(format!("not YAML: {}", quote(&first[..end])))
             })?,
         };
         match tree {
@@ -97,18 +101,19 @@ impl ConfigFile {
                 all.notes.extend(layer.notes);
             }
         }
-        let (mut before, mut chosen): (Option<(String, Value)>, _) = (None, None);
+        let (mut before, mut chosen, mut tunes): (Option<(String, Value)>, _, _) = (None, None, false);
         for (name, body) in self.stages()? {
             let at = format!("training_stages.{name}");
             let layer = self.block(&at)?.sections(&body)?;
             let (mut whole, own) = (all.settings.clone(), !layer.settings["model"]["pretrain"].is_null());
             lay(&mut whole, layer.settings);
+            tunes |= !whole["model"]["pretrain"].is_null();
             if let Some((before, lower)) = before.as_ref().filter(|_| !own) {
                 stages::follow(&at, &mut whole, before, lower).map_err(|what| self.fault(what))?;
             }
             if stage == Some(&name) {
                 let follows = before.as_ref().is_some_and(|_| !own);
-                chosen = Some(FileLayer { settings: whole.clone(), notes: layer.notes, follows });
+                chosen = Some(FileLayer { settings: whole.clone(), notes: layer.notes, follows, tunes });
             }
             before = Some((name, whole));
         }

@@ -75,11 +75,11 @@ pub struct RunTask {
     pub batch: bool,
 }
 
-/// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. None: the run starts
-/// from nothing.
-pub fn imply(requested: &Value, defaults: &mut Value) -> Option<RunTask> {
+/// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. `tunes`: a stage before
+/// was a fine-tune. None: the run is no fine-tune.
+pub fn imply(requested: &Value, tunes: bool, defaults: &mut Value) -> Option<RunTask> {
     let adapts = &requested["lora"]["adapter"]; // and names the model, unless a flag does
-    if requested["model"]["pretrain"].is_null() && adapts.is_null() {
+    if !tunes && requested["model"]["pretrain"].is_null() && adapts.is_null() {
         return None;
     }
     let objective = requested["objective"]["objective"].as_str().unwrap_or("sft");
@@ -139,7 +139,7 @@ mod tests {
 
     fn implied(requested: Value) -> (Option<RunTask>, Value) {
         let mut defaults = defaults().clone();
-        let task = imply(&requested, &mut defaults);
+        let task = imply(&requested, false, &mut defaults);
         (task, defaults)
     }
 

@@ -1,11 +1,11 @@
 //! The header of a run, before its first step, and what to do after the last. Never decides anything.
 use crate::base::columns::wrap;
-use crate::base::{CATEGORIES, Category, Result, quote};
+use crate::base::{CATEGORIES, Category, DType, Result, quote};
 use crate::ckpt;
 use crate::data::tokenizer::DEFAULT;
 use crate::data::{Report, SampleKind, Tokenizer};
 use crate::nn::Checkpointing;
-use crate::optim::Warmup;
+use crate::optim::{Rule, Warmup};
 use crate::run::plan::Plan;
 use crate::run::plan::resume::ResumeFrom;
 use crate::run::plan::tokens;
@@ -14,6 +14,7 @@ use crate::run::settings::{OffloadName, ShardingName, WrapName};
 use crate::store::Offload;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
+use std::path::Path;
 
 /// Columns of the header on a terminal: longer lines go on below, under the text. Elsewhere a line stays whole, for
 /// grep.
@@ -243,7 +244,14 @@ fn dtypes(plan: &Plan) -> String {
     };
     let (compute, reduce) = (value(&p.precision), value(&p.reduce_dtype));
     let recomputed = recomputed(plan.engine.checkpoint);
-    format!("compute {compute}, reduce {reduce}, master weights fp32, optimizer fp32{scale}{recomputed}")
+    let named = |dtype: DType| match dtype {
+        DType::F32 => "fp32",
+        DType::U8 => "8bit",
+        other => other.name(),
+    };
+    let masters = named(plan.engine.strategy.masters());
+    let moments = if let Rule::AdamW { moments, .. } = plan.engine.rule { named(moments) } else { "fp32" };
+    format!("compute {compute}, reduce {reduce}, master weights {masters}, optimizer {moments}{scale}{recomputed}")
 }
 
 fn batch(plan: &Plan) -> Result<String> {
@@ -342,12 +350,13 @@ fn deferred(plan: &Plan) -> Result<Option<String>> {
 }
 
 /// What to do after the run. None for a stage: the next stage does it.
-pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
+pub fn next(plan: &Plan, steps: u64, stopped: bool, exported: Option<&Path>) -> Option<String> {
     let larger = if stopped { "--patience" } else { "--max-steps" };
     let (c, adapted) = (&plan.settings.checkpoint, plan.engine.tuning.lora.is_some());
-    let generate = match plan.tokenizer.usable() {
-        Ok(()) => "--generate TEXT",
-        Err(_) => "--generate \"3 17 5\"",
+    let (generate, does) = match plan.tokenizer.usable() {
+        _ if plan.engine.spec.score => ("--objective rm", "trains on, and evaluates"),
+        Ok(()) => ("--generate TEXT", "generates"),
+        Err(_) => ("--generate \"3 17 5\"", "generates"),
     };
     let what = match (&c.ckpt_dir, c.save_hf.as_ref().or(c.save_adapter.as_ref())) {
         _ if plan.settings.run.stage.is_some() => return None,
@@ -361,9 +370,13 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool) -> Option<String> {
         ),
         (Some(dir), _) => {
             let dir = dir.display();
-            format!("--resume auto and a larger {larger} train on\n         --ckpt-dir {dir} {generate} generates")
+            let resume = format!("--resume auto and a larger {larger} train on");
+            match plan.engine.spec.score {
+                true => resume,
+                false => format!("{resume}\n         --ckpt-dir {dir} {generate} {does}"),
+            }
         }
-        (None, Some(dir)) => format!("--pretrain {} {generate} generates", dir.display()),
+        (None, Some(dir)) => format!("--pretrain {} {generate} {does}", exported.unwrap_or(dir).display()),
     };
     Some(format!("{:<LABEL$}{what}", "next"))
 }

@@ -34,6 +34,7 @@ use crate::run::trace::ProfileReport;
 use crate::run::trace::summary::Summary;
 use serde_json::{Value, json};
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -62,7 +63,7 @@ pub struct StepDone<'r> {
     pub bytes: HeldBytes,
     /// Steps so far that changed weights.
     pub updates: u64,
-    /// Of the step's samples, if it drew them.
+    /// Means over the step's samples, if it drew them.
     pub sampled: Option<&'r SampleMeans>,
 }
 
@@ -88,18 +89,20 @@ pub struct Reporter<'a> {
     mesh: &'a Mesh,
     device: Arc<dyn Device>,
     gpu: GpuWatch,
-    /// Of rank 0.
+    /// Only rank 0 has some.
     sinks: Vec<Box<dyn Sink>>,
     /// On rank 0, which reports for all ranks; the others report for themselves.
     progress: Option<Progress>,
     bytes: HeldBytes,
-    /// Of a mixture: samples of each data set so far, where this start took a step.
+    /// Samples of each data set of a mixture so far, where this start took a step.
     by_source: Vec<u64>,
     /// Steps of this start.
     steps: u32,
     light: SpeedOfLight,
     health: Health,
     tokens_per_step: u64,
+    /// The model that was saved at the end.
+    exported: Option<PathBuf>,
     started: Instant,
     /// End of the last step, evaluation or checkpoint; what communication had come to by then.
     clock: Instant,
@@ -133,11 +136,12 @@ impl<'a> Reporter<'a> {
             by_source: Vec::new(),
             steps: 0,
             light: SpeedOfLight::new(plan, &*device, gpu, mesh)?,
-            // Of a token, or of the better one of two answers.
+            // The loss is that of a token, or of the better one of two answers.
             health: Health::new(
                 (if plan.dataset.kind().is_judged() { 2.0 } else { plan.engine.spec.vocab as f64 }).ln(),
             ),
             tokens_per_step: plan.tokens_per_step()?,
+            exported: None,
             started: Instant::now(),
             clock: Instant::now(),
             comm: mesh.stats(),
@@ -415,6 +419,7 @@ impl<'a> Reporter<'a> {
             // Which may be a rounding of what --pretrain holds.
             (true, dtype) => format!("  (adapters merged into the {} weights they were trained on)", dtype.name()),
         };
+        self.exported = exported.first().map(|saved| saved.path.clone());
         for (i, saved) in exported.iter().enumerate() {
             let (path, size) = (saved.path.display(), report::mib(saved.bytes));
             let is_adapter = i == 0 && settings.checkpoint.save_adapter.is_some();
@@ -443,7 +448,9 @@ impl<'a> Reporter<'a> {
         let sources = report::sources(self.plan, &self.by_source).filter(|_| !self.by_source.is_empty());
         let consumed = report::consumed(sources.as_deref().unwrap_or_default());
         consumed.for_each(|line| self.say(LogLevel::Info, line));
-        report::next(self.plan, steps, stopped.is_some()).iter().for_each(|text| self.say(LogLevel::Info, text));
+        report::next(self.plan, steps, stopped.is_some(), self.exported.as_deref())
+            .iter()
+            .for_each(|text| self.say(LogLevel::Info, text));
         self.tell_sinks(&Event::End(&json!({
             "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"), "sources": sources,
             "warnings": self.health.warnings(),

@@ -41,7 +41,10 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
             "chat_template" => template(&tree, value, out)?,
             "chat_template_jinja" => {}
-            "adapter" if value == "lora" && tree.get("lora_r").is_none_or(Value::is_null) => {
+            "adapter"
+                if value == "lora"
+                    && ["lora_r", "lora_model_dir"].iter().all(|key| tree.get(*key).is_none_or(Value::is_null)) =>
+            {
                 return Err(out.refuse(key, value, "without lora_r, the rank of the adapters; add lora_r"));
             }
             // transformers' name of it, whose constant rate has no warmup; a cosine ends where its ratio says.
@@ -79,7 +82,7 @@ fn are_linear(modules: &Value) -> bool {
     strings(modules).is_some_and(|names| names.iter().all(linear))
 }
 
-/// Of Axolotl's plugins, those that replace kernels mean nothing here.
+/// Plugins of Axolotl's that replace kernels mean nothing here.
 fn plugins(value: &Value, out: &mut Rewriting) -> Result<()> {
     for name in strings(value).ok_or_else(|| out.refuse("plugins", value, "expected names of Python classes"))? {
         let at = format!("plugins: {}", quote(&name));

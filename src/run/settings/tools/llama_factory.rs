@@ -14,11 +14,15 @@ const EMPTY: &str = "{% for message in messages %}{{ message['content'] }}{% end
 
 pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     let sets = tree.get("dataset").and_then(strings).map_or(0, |names| split(&names).len());
+    let goes_on = tree.get("adapter_name_or_path").is_some_and(|value| !value.is_null());
     for (key, value) in &tree {
         match key.as_str() {
             _ if value.is_null() => out.set(key, Value::Null, key)?,
             "dataset" | "eval_dataset" => data_sets(&tree, key, value, out)?,
             "dataset_dir" => {}
+            "lora_rank" | "lora_alpha" | "lora_target" if goes_on => {
+                out.idle(&format!("{key}: {value}"), "the adapter of adapter_name_or_path has its own");
+            }
             "template" if tree.get("stage") == Some(&json!("pt")) => {
                 out.idle(&format!("{key}: {value}"), "stage pt learns text as it is");
             }
@@ -48,7 +52,7 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         out.set("finetuning_type", json!("lora"), "finetuning_type")?; // LLaMA-Factory's default
     }
     // So are these: twice the rank, adapters of all matrices, and a loss on every answer.
-    let adapts = given("finetuning_type").is_none_or(|kind| kind == "lora");
+    let adapts = given("finetuning_type").is_none_or(|kind| kind == "lora") && !goes_on;
     if given("lora_target").is_none() && adapts {
         out.set("lora_target", json!("all"), "lora_target")?;
     }
@@ -233,7 +237,7 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
             Ok(())
         }
         (true, Some(messages), _) => out.set("input_key", json!(messages), at),
-        // As Alpaca's fields, with the input.
+        // These are Alpaca's fields, with the input.
         (false, None | Some("instruction"), None | Some("output")) if column("query").is_some() => {
             out.agree("row_format", json!("alpaca"));
             Ok(())
