@@ -84,7 +84,8 @@ FAMILIES = {
     "falcon": {}, "falcon new": dict(new_decoder_architecture=True, num_kv_heads=2, bias=True), "falcon serial": dict(multi_query=False, parallel_attn=False, bias=True),
     "granitemoe_swa": dict(**MULTIPLIERS, sliding_window=9, layer_rope_theta=[100.0, 20.0, 20.0, 0], num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=24),
     "hy_v3": dict(**WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24), "axk1": dict(**LATENT, **SCORED, n_group=2, topk_group=1),
-    "sarvam_mla": dict(**LATENT | dict(q_lora_rank=None), **SCORED), "apertus1p5_text": WIDE,
+    "sarvam_mla": dict(**LATENT | dict(q_lora_rank=None), **SCORED), "apertus1p5_text": WIDE, "exaone": {},
+    "sarvam_moe": dict(**WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, num_shared_experts=1, use_qkv_bias=True),
     "gemma4_unified_text": dict(**GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True, final_logit_softcapping=20.0),
     "flex_olmo": dict(num_experts=4, num_experts_per_tok=2), "afmoe": dict(**WIDE, sliding_window=9, global_attn_every_n_layers=2, num_dense_layers=1, num_experts=4,
                                                                             num_experts_per_tok=2, moe_intermediate_size=24, num_shared_experts=1, mup_enabled=True),
@@ -163,9 +164,9 @@ TARGETS = {
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"], "olmoe clipped": ["q_proj", "k_proj", "v_proj", "o_proj"],
-} | dict.fromkeys(["granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
+} | dict.fromkeys(["sarvam_moe", "granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"olmoe clipped", "sarvam_mla", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"olmoe clipped", "sarvam_mla", "sarvam_moe", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],

@@ -76,7 +76,8 @@ impl Companions {
             // What the longest sequence is, which may differ, is not in a vision-language model's config.
             if then == *spec || hf::has_tower(dir)? {
                 let text = open::read(&path).map_err(|e| Error::in_file(&path, e))?;
-                companions.config = Some(hf::map(&text).map_err(|what| Error::in_file(&path, what))?);
+                let map = hf::map(&text).map_err(|what| Error::in_file(&path, what))?;
+                companions.config = Some(map).filter(|map| !hf::is_rewritten(map));
             }
         }
         Ok(companions)

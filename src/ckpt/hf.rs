@@ -20,6 +20,7 @@ mod scored; // latent attention, and experts chosen by scores
 mod tower;
 
 pub use dropout::unused_dropout;
+pub(super) use kin::is_rewritten;
 pub(crate) use tower::flat;
 pub(super) use tower::{is_tower, retype};
 

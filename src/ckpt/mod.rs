@@ -26,6 +26,7 @@ mod slices; // tensors of files that hold several of ours
 mod mxfp4; // matrices in 4 bits
 mod transposed; // matrices whose transposes files have
 mod unstack; // slices of what files hold
+mod published; // names that transformers' classes do not have
 mod tower; // tensors that are carried through
 mod source; // validated files to load from
 mod weights_hash; // tells models apart

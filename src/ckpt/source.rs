@@ -6,6 +6,7 @@ use super::gguf::links::within;
 use super::layout::{ADAPTER_PREFIX, Carried, Coding, FilePlan, FileTensor, Tensors};
 use super::mxfp4::Mxfp4Bytes;
 use super::naming::Naming;
+use super::published;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::{OpenFiles, Tower, changed};
 use super::unstack;
@@ -83,6 +84,7 @@ impl TensorSource {
         let (mut found, tower) = match within(dir)? {
             none if none.is_empty() => {
                 let mut found = OpenedFiles::safetensors(dir, "model")?;
+                published::rename(&mut found.tensors, &then);
                 let tower = found.tower(dir, false)?;
                 found.tensors.retain(|name, _| !predicts_later_tokens(name, &then) && !is_unused_kv(name, &then));
                 plan = FilePlan::of_base(layouts, tower.as_ref().map(|tower| &tower.carried));

@@ -76,7 +76,7 @@ fn generated(dir: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
 /// bf16 weights and a transformers 5 config, with fp32 logits.
 #[test]
 fn models_saved_by_transformers_give_its_logits() {
-    for name in ["llama", "gpt"] {
+    for name in ["llama", "gpt", "exaone", "sarvam_moe"] {
         let (tokens, theirs) = golden(name);
         let ours = logits(&pretrained(name), 2, &tokens);
         let pairs = || ours.iter().flatten().zip(theirs.iter().flatten());
@@ -166,6 +166,32 @@ fn exported_models_give_the_same_logits() {
         assert_eq!(hf::read(&to).unwrap(), spec);
         let ours = logits(&to, 4, &tokens);
         assert!(ours == logits(&pretrained(name), 1, &tokens), "{name}");
+        let said = json!({"tokens": tokens, "logits": ours});
+        fs::write(to.with_file_name(format!("{name}.logits.json")), said.to_string()).unwrap();
+    }
+}
+
+/// Files whose tensors have other names than those of transformers' class become files of the family that computes the
+/// same.
+#[test]
+fn published_names_are_read_and_not_written() {
+    for (name, family) in [("exaone", "llama"), ("sarvam_moe", "glm4_moe")] {
+        let (tokens, _) = golden(name);
+        let spec = hf::read(&pretrained(name)).unwrap();
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("export").join(name);
+        let _ = fs::remove_dir_all(&to);
+        ranks(2, |rank| {
+            let mut held = KnownState::new(&rank, &spec, &*plain(), NO_STATE, SMALL)?;
+            held.ckpt.accompany(Companions::of(&spec, Some(&pretrained(name)), None)?);
+            held.ckpt.load_model(&pretrained(name), &mut *held.store)?;
+            held.ckpt.save_hf(&to, Dtype::F32, &mut *held.store)
+        });
+        let config: Value = serde_json::from_slice(&fs::read(to.join("config.json")).unwrap()).unwrap();
+        assert_eq!((&config["model_type"], hf::read(&to).unwrap()), (&family.into(), spec));
+        let index = fs::read_to_string(to.join("model.safetensors.index.json")).unwrap();
+        assert!(index.contains("model.layers.1.self_attn.k_proj.weight"), "{index}");
+        let ours = logits(&to, 1, &tokens);
+        assert!(ours == logits(&pretrained(name), 2, &tokens), "{name}");
         let said = json!({"tokens": tokens, "logits": ours});
         fs::write(to.with_file_name(format!("{name}.logits.json")), said.to_string()).unwrap();
     }

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 29] = [
+const FAMILIES: [&str; 30] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -55,6 +55,7 @@ const FAMILIES: [&str; 29] = [
     "granitemoe_swa",
     "hy_v3",
     "axk1",
+    "sarvam_moe",
 ];
 const TOLERANCE: f64 = 1e-5;
 

@@ -98,6 +98,7 @@ const CASES: &[&str] = &[
     "gpt_bigcode_heads",
     "gpt_neo",
     "gemma4_unified",
+    "exaone",
     "phi",
     "gpt_neox",
     "gpt_neox_serial",

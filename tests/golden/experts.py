@@ -98,9 +98,11 @@ CASES = {
     # The experts' output is normalized, and that of the dense layer is not.
     "axk1": dict(**MANY_HEADS, n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=14, n_shared_experts=2,
                  q_lora_rank=9, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8),
+    # Whole heads rotate, by the class's own base.
+    "sarvam_moe": dict(head_dim=12, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, num_shared_experts=2, use_qkv_bias=True),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):

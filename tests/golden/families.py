@@ -228,6 +228,8 @@ CASES = {
     "opt": ("opt", dict(**LEARNED, hidden_size=20, ffn_dim=22, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32), dict(activation_function="gelu")),
     "biogpt": ("biogpt", dict(**LEARNED, hidden_size=20, intermediate_size=22, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32),
                dict(scale_embedding=False)),
+    # A Llama with a base of its own.
+    "exaone": ("exaone", dict(**DIVIDED), dict(rope_parameters=rope("default", 1000.0))),
     # The last layer has no rotary positions.
     "granite_swa": ("granite_swa", dict(**DIVIDED, num_hidden_layers=3, sliding_window=4, layer_rope_theta=[100.0, 20.0, 0],
                                         layer_types=["full_attention", "sliding_attention", "sliding_attention"], embedding_multiplier=3.0,

@@ -1,7 +1,7 @@
 """Models that change hands with Hugging Face transformers. Needs torch and transformers.
 
-    python pretrained.py make    writes pretrained/{llama,gpt}: what transformers saves (bf16), which tests/checkpoint/export.rs reads
-    python pretrained.py check   reads target/tmp/export/*: what tests/checkpoint/export.rs saved when it last ran
+    python pretrained.py make [NAME...]   writes pretrained/{llama,gpt,exaone,sarvam_moe}: what transformers saves (bf16), which tests/checkpoint/export.rs reads
+    python pretrained.py check            reads target/tmp/export/*: what tests/checkpoint/export.rs saved when it last ran
 
 Both compare logits: `logits.json` beside the model holds tokens and the logits after each, and what follows the first five of
 them when the likeliest token is always taken.
@@ -15,10 +15,23 @@ from pathlib import Path
 import torch
 import transformers
 from make import gpt, llama, randomize
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
 TOKENS = [5, 11, 0, 46, 23, 11, 7, 7, 30, 2, 19, 40]
+
+
+SIZES = dict(vocab_size=47, hidden_size=24, intermediate_size=22, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
+             max_position_embeddings=32, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+EXPERTS = dict(head_dim=6, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, num_shared_experts=1, use_qkv_bias=True)
+
+
+def published(model_type, **more):
+    """A model whose files have other names than its class."""
+    return lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES, **more))
+
+
+MODELS = dict(llama=llama, gpt=gpt, exaone=published("exaone"), sarvam_moe=published("sarvam_moe", **EXPERTS))
 
 
 def logits(model, tokens):
@@ -34,9 +47,9 @@ def greedy(model, tokens):
 
 
 def make():
-    for name, build in [("llama", llama), ("gpt", gpt)]:
+    for name in sys.argv[2:] or MODELS:
         torch.manual_seed(8)
-        model = build()
+        model = MODELS[name]()
         randomize(model)
         path = HERE / "pretrained" / name
         said = logits(model, TOKENS).tolist()  # weights are exact in bf16, so fp32 logits are those of the file

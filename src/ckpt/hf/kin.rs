@@ -34,7 +34,10 @@ const NAMES: [(&str, &str, &str); 23] = [
 ];
 
 /// Older names of keys, which are read and not written.
-const OLDER: [(&str, &str, &str); 12] = [
+const OLDER: [(&str, &str, &str); 18] = [
+    ("exaone", "activation_function", "hidden_act"),
+    ("exaone", "layer_norm_epsilon", "rms_norm_eps"),
+    ("exaone", "num_layers", "num_hidden_layers"),
     ("falcon", "n_embed", "hidden_size"),
     ("nemotron_h", "attention_head_dim", "head_dim"),
     ("nemotron_h", "layer_types", "layers_block_type"),
@@ -45,8 +48,11 @@ const OLDER: [(&str, &str, &str); 12] = [
     ("nemotron_h", "mamba_expand", "expand"),
     ("nemotron_h", "mamba_n_groups", "n_groups"),
     ("nemotron_h", "num_local_experts", "n_routed_experts"),
-    ("sarvam_mla", "num_experts", "n_routed_experts"),
-    ("sarvam_mla", "num_shared_experts", "n_shared_experts"),
+    ("sarvam_mla sarvam_moe", "num_experts", "n_routed_experts"),
+    ("sarvam_mla sarvam_moe", "num_shared_experts", "n_shared_experts"),
+    ("sarvam_moe", "num_local_experts", "n_routed_experts"),
+    ("sarvam_moe", "num_mtp_layers", "num_nextn_predict_layers"),
+    ("sarvam_moe", "use_qkv_bias", "attention_bias"),
 ];
 
 /// Keys of which a file may have one value for each layer.
@@ -66,13 +72,41 @@ fn kin(model_type: &str) -> Option<(&'static str, Map<String, Value>)> {
             "deepseek_v3",
             json!({"q_lora_rank": null, "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "first_k_dense_replace": 1}),
         ),
+        "exaone" => ("llama", json!({"num_key_value_heads": 8, "rms_norm_eps": 1e-5})),
+        "sarvam_moe" => (
+            "glm4_moe",
+            json!({
+                "num_key_value_heads": 4,
+                "head_dim": 64,
+                "rms_norm_eps": 1e-6,
+                "partial_rotary_factor": 1.0,
+                "use_qk_norm": true,
+                "num_experts_per_tok": 6,
+                "moe_intermediate_size": 1024,
+                "routed_scaling_factor": 2.5,
+            }),
+        ),
         _ => return None,
     };
     Some((family, object(absent)))
 }
 
 /// The model types of [`kin`], for messages.
-pub const TYPES: &str = "internlm3, iquestcoder, apertus1p5_text, gemma4_unified_text, sarvam_mla";
+pub const TYPES: &str = "internlm3, iquestcoder, exaone, apertus1p5_text, gemma4_unified_text, sarvam_mla, sarvam_moe";
+
+/// Whether an export has the family's config in the place of the model's own, and the family's names of tensors: those
+/// of published files are others.
+pub fn is_rewritten(map: &Map<String, Value>) -> bool {
+    map.get("model_type").and_then(Value::as_str).is_some_and(|name| ["exaone", "sarvam_moe"].contains(&name))
+}
+
+/// The base of rotary positions, where a file says none.
+fn rotated_by(map: &mut Map<String, Value>, theta: f64) {
+    let within = map.get("rope_parameters").is_some_and(|rope| rope.get("rope_theta").is_some());
+    if !within {
+        map.entry("rope_theta").or_insert(json!(theta));
+    }
+}
 
 /// What a model type has in other ways than its family.
 fn differs(map: &mut Map<String, Value>, model_type: &str) -> Result<()> {
@@ -95,6 +129,8 @@ fn differs(map: &mut Map<String, Value>, model_type: &str) -> Result<()> {
             map.insert("hidden_size_per_layer_input".into(), json!(0));
             map.shift_remove("enable_moe_block");
         }
+        "exaone" => rotated_by(map, 500_000.0),
+        "sarvam_moe" => rotated_by(map, 8_000_000.0),
         // The published files' name of YaRN.
         "sarvam_mla" => {
             let scaling = map.get_mut("rope_scaling").and_then(Value::as_object_mut);
@@ -183,6 +219,20 @@ mod tests {
         assert_eq!((sarvam.arch, sarvam.latent.unwrap().q_rank, experts.count), (Arch::DeepseekV3, 0, 8));
         assert_eq!((experts.shared_ff, experts.rule.unwrap().groups, experts.dense), (2 * experts.ff, 1, vec![0]));
         assert!(matches!(sarvam.rope.unwrap().scaling, Scaling::Yarn { .. }));
+        // Keys of published files; the base is the class's.
+        let exaone = json!({"model_type": "exaone", "num_layers": 2, "num_hidden_layers": 2, "layer_norm_epsilon": 1e-3,
+                            "activation_function": "silu", "num_attention_heads": 8});
+        let exaone = read(exaone).unwrap();
+        assert_eq!((exaone.arch, exaone.kv_heads, exaone.norm_eps), (Arch::Llama, 8, 1e-3));
+        assert_eq!(exaone.rope.unwrap().theta, 500_000.0);
+        let within = json!({"model_type": "exaone", "num_attention_heads": 8, "rope_parameters": {"rope_theta": 7.0}});
+        assert_eq!(read(within).unwrap().rope.unwrap().theta, 7.0);
+        let sarvam =
+            json!({"model_type": "sarvam_moe", "num_experts": 8, "num_attention_heads": 8, "use_qkv_bias": true});
+        let sarvam = read(sarvam).unwrap();
+        let experts = sarvam.experts.as_ref().unwrap();
+        assert_eq!((sarvam.arch, sarvam.head_dim, sarvam.qkv_bias, experts.top_k), (Arch::Glm4Moe, 64, true, 6));
+        assert_eq!((sarvam.rotary_dim(), sarvam.rope.unwrap().theta, sarvam.qk_norm), (64, 8_000_000.0, true));
         let unified = read(json!({"model_type": "gemma4_unified_text", "num_key_value_heads": 2})).unwrap();
         assert_eq!((unified.arch, unified.layer_inputs, unified.window), (Arch::Gemma4, 0, 1024));
         TYPES.split(", ").for_each(|name| assert!(kin(name).is_some(), "{name}"));
