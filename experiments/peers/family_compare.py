@@ -36,6 +36,7 @@ SCORED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=3
 DELTA = dict(**WIDE, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12, rope_parameters=PART)
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 CONV = dict(layer_types=["conv", "full_attention"] * 2)
+LFM3 = dict(**WIDE, sliding_window=9, layer_types=["conv", "sliding_attention", "full_attention", "conv"])
 SPARSE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=20)
 MAMBA = dict(mamba_n_heads=6, mamba_expand=2, mamba_d_state=8, mamba_chunk_size=16, layer_types=["linear_attention", "full_attention"] * 2)
 NEMOTRON_H = dict(**WIDE, mamba_num_heads=6, mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=16)
@@ -78,6 +79,7 @@ FAMILIES = {
     "minimax_m2": dict(**WIDE, num_local_experts=4, num_experts_per_tok=2, rope_parameters=PART), "solar_open": dict(**WIDE, **SCORED),
     "glm4_moe": dict(**WIDE, **SCORED), "dots1": dict(**WIDE, **SCORED, first_k_dense_replace=1, sliding_window=9, max_window_layers=2),
     "lfm2": dict(**CONV, tie_word_embeddings=True), "lfm2_moe": dict(**CONV, num_dense_layers=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "lfm3": dict(**LFM3, attention_bias=True),
     # transformers saves its three convolutions in equal parts, whatever they are.
     "olmo_hybrid": dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=12, linear_value_head_dim=12),
     "exaone_moe": dict(**WIDE, sliding_window=9, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), "vaultgemma": dict(**WIDE, sliding_window=9),
@@ -122,6 +124,8 @@ TOWERS = {
     "paddleocr_vl": (MROPE | dict(head_dim=12), dict(vision_config=SIGHT, image_token_id=63)),
     "lfm2_vl": (dict(model_type="lfm2", **CONV), dict(image_token_id=63, projector_hidden_size=16, vision_config=dict(
         model_type="siglip2_vision_model", num_patches=4, **SIGHT))),
+    "lfm3_vl": (dict(model_type="lfm3", **LFM3), dict(image_token_id=63, video_token_id=62, vision_start_token_id=61, vision_end_token_id=60,
+                                                      projector_hidden_size=16, vision_config=SIGHT | dict(num_key_value_heads=1, temporal_patch_size=1))),
     "exaone4_5": (dict(model_type="exaone4", sliding_window=9), dict(image_token_id=63, video_token_id=62, vision_config=QWEN | dict(
         window_size=4, fullatt_block_indexes=[0], num_key_value_heads=1))),
     "deepseek_vl": (dict(model_type="llama"), dict(vision_config=SIGLIP, image_token_id=63)),
@@ -175,7 +179,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm2_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm3", "lfm2_moe", "lfm2_vl", "lfm3_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

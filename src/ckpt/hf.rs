@@ -247,7 +247,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             let doubled = matches!(spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.most() > 1.0);
             json!({"linear_allow_neg_eigval": doubled})
         }
-        Arch::Lfm2 | Arch::Lfm2Moe => lfm2::json(spec),
+        Arch::Lfm2 | Arch::Lfm2Moe | Arch::Lfm3 => lfm2::json(spec),
         Arch::GptNeoX => json!({"use_parallel_residual": spec.parallel}),
         Arch::StableLm => json!({"use_parallel_residual": spec.parallel, "qk_layernorm": spec.row_norm.is_some()}),
         Arch::Bamba => {
@@ -307,7 +307,7 @@ fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
     let is_long = matches!(rope.scaling, Scaling::Long { .. });
     match arch {
         // The class reads the base of each kind of layers here, and nowhere else.
-        Arch::Mellum => true,
+        Arch::Mellum | Arch::Lfm3 => true,
         Arch::Gemma3 => is_long || local.scaling != Scaling::None,
         Arch::Olmo3 => is_long || rope.theta != theta || *local != Rotary::new(theta),
         _ => false,

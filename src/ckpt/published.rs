@@ -1,5 +1,5 @@
 //! Files whose tensors have other names than those of transformers' class, which renames them when it loads them:
-//! EXAONE 3's and Sarvam's. Never reads, and never writes such names.
+//! EXAONE 3's, Sarvam's and LFM 3's. Never reads, and never writes such names.
 use super::layout::FileTensor;
 use crate::nn::{Arch, Spec};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 type Renames = &'static [(&'static str, &'static str)];
 
 /// Each arch's; files that have the first part are such files.
-const FAMILIES: [(Arch, Renames); 2] = [
+const FAMILIES: [(Arch, Renames); 3] = [
     (
         Arch::Llama,
         &[
@@ -35,6 +35,7 @@ const FAMILIES: [(Arch, Renames); 2] = [
             (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
         ],
     ),
+    (Arch::Lfm3, &[(".self_attn.gate_proj.", ".self_attn.g_proj.")]),
 ];
 /// Rows of queries, keys and values as one tensor.
 const FUSED: &str = "query_key_value.";

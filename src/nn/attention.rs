@@ -5,6 +5,7 @@ use super::core::CoreAttention;
 use super::latent::LatentProjections;
 use super::linear::Linear;
 use super::norm::Norm;
+use super::output_gate::OutputGate;
 use super::row_transform::RowTransform;
 use super::saved::{AttentionSaved, Scratch};
 use super::shared_kv::{KvSharing, SharedKv};
@@ -13,8 +14,7 @@ use super::tensor::Tensor;
 use super::value_norm::ValueNorm;
 use crate::base::Result;
 use crate::device::ops::{
-    AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope, RopeShape, SigmoidGate,
-    SigmoidGateBackward,
+    AttentionShape, Bias, BiasBackward, QkNormRope, QkNormRopeBackward, QkNormRopeShape, Rope, RopeShape,
 };
 use crate::device::{Device, View, ViewMut};
 use std::ops::Range;
@@ -28,7 +28,8 @@ pub struct AttentionBranch {
     pub bias: Option<RowBias>,
     /// How rows of the first projection differ from those that attention reads.
     pub order: QkvOrder,
-    /// The gate of the outputs, if no projection in `qkv` gives it.
+    /// The gate of the outputs, and its projection if none in `qkv` gives it.
+    pub output_gate: Option<OutputGate>,
     pub gate: Option<Linear>,
     pub transform: HeadTransform,
     /// Whether heads are sharded over tp.
@@ -212,14 +213,11 @@ impl AttentionBranch {
                 None => attention.forward(core_scratch, qkv, core, cx.attended)?,
             }
         }
+        if let Some(of) = self.output_gate {
+            of.forward(cx, &self.shape, gate, core.outputs(n), scratch)?;
+        }
         let Scratch { parts, adapter, stats, gated, latent, .. } = scratch;
-        let o = match self.is_gated() {
-            true => {
-                dev.sigmoid_gate(SigmoidGate { gate: gate.rows(n), x: core.outputs(n), y: gated.rows_mut(n) })?;
-                gated.rows(n)
-            }
-            false => core.outputs(n),
-        };
+        let o = if self.output_gate.is_some() { gated.rows(n) } else { core.outputs(n) };
         let o = self.latent.as_ref().map_or(Ok(o), |of| of.narrow(cx, o, latent))?;
         let summed = (self.cut, parts);
         let Some(norm) = &self.post else {
@@ -229,9 +227,6 @@ impl AttentionBranch {
         norm.onto_residual(cx, w, branch.rows(rows), DropoutSite::Attention, x, y, stats.rows_mut(rows))
     }
 
-    fn is_gated(&self) -> bool {
-        self.order == QkvOrder::Gated || self.gate.is_some()
-    }
     fn is_regrouped(&self) -> bool {
         self.order != QkvOrder::Same
     }
@@ -354,6 +349,11 @@ impl AttentionBranch {
     ) -> Result<()> {
         let (dev, n, rows, positions) = (cx.dev, cx.n, cx.rows(), cx.batch.positions);
         self.fit(scratch);
+        let mut o = saved.core.outputs(n);
+        if let Some(of) = self.output_gate {
+            of.forward(cx, &self.shape, &saved.gate, o, scratch)?;
+            o = scratch.gated.rows(n);
+        }
         let d_y = if self.parallel { scratch.beside.rows(rows) } else { dy.as_view() };
         let mut d_branch = cx.branch_grad(DropoutSite::Attention, d_y, &mut scratch.masked)?;
         if let Some(norm) = &self.post {
@@ -362,22 +362,14 @@ impl AttentionBranch {
                 norm.branch_backward(cx, w, dw, saved.branch.rows(rows), d_branch, [stats, dh], unused.rows_mut(2))?;
         }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
-        let mut o = saved.core.outputs(n);
-        if self.is_gated() {
-            let (gate, y) = (saved.gate.rows(n), scratch.gated.rows_mut(n));
-            dev.sigmoid_gate(SigmoidGate { gate, x: o, y })?;
-            o = scratch.gated.rows(n);
-        }
         let (adapter, latent, d_o) = (&mut scratch.adapter, &mut scratch.latent, &mut scratch.d_o);
         match &self.latent {
             Some(of) => of.out_backward(cx, w, dw, &self.out, o, d_branch.rows, adapter, latent, d_o)?,
             None => self.out.backward(cx, w, dw, o, d_branch.rows, adapter, d_o.rows_mut(n), false)?,
         }
         cx.release(d_branch)?;
-        if self.is_gated() {
-            let (gate, x) = (saved.gate.rows(n), saved.core.outputs(n));
-            let (dy, dgate) = (scratch.d_o.rows_mut(n), scratch.dgate.rows_mut(n));
-            dev.sigmoid_gate_backward(SigmoidGateBackward { gate, x, dy, dgate })?;
+        if let Some(of) = self.output_gate {
+            of.backward(cx, &saved.gate, saved.core.outputs(n), scratch)?;
         }
 
         let Scratch { rotated, head_stats, row, normed, zeros, shared_kv, .. } = scratch;

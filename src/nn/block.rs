@@ -137,7 +137,9 @@ impl DecoderBlock {
         match &self.mixer {
             Mixer::Attention(attention) => attention.forward(cx, w, x, &mut saved.attention, scratch, after)?,
             Mixer::Delta(delta) => delta.forward(cx, w, x, &mut saved.recurrent, scratch, after)?,
-            Mixer::Conv(conv) => conv.forward(cx, w, x, &mut saved.recurrent, scratch, after)?,
+            Mixer::Conv(conv) => {
+                conv.forward(cx, w, x, &mut saved.recurrent, &mut saved.attention.branch, scratch, after)?
+            }
             Mixer::None => cx.dev.copy(x, after)?,
         }
         match &self.mlp {
@@ -248,7 +250,7 @@ impl DecoderBlock {
         match &self.mixer {
             Mixer::Attention(attention) => attention.backward(cx, w, dw, x, &saved.attention, scratch, dy),
             Mixer::Delta(delta) => delta.backward(cx, w, dw, x, &saved.recurrent, scratch, dy),
-            Mixer::Conv(conv) => conv.backward(cx, w, dw, x, &saved.recurrent, scratch, dy),
+            Mixer::Conv(conv) => conv.backward(cx, w, dw, x, &saved.recurrent, &saved.attention.branch, scratch, dy),
             Mixer::None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! The gated short convolution, a mixer that sees a few tokens back (LFM 2): `y = x + out(c conv(b u))`, where b, c and
 //! u are parts of `in(norm(x))`. Never sees other documents: the convolution starts anew with each. Sequences that are
-//! generated go on from the last rows that the convolution has seen.
+//! generated go on from the last rows that the convolution has seen. In LFM 3, a norm follows `out`.
 //!
 //! ```text
 //! saved per token: b, c and u
@@ -13,6 +13,7 @@ use super::norm::Norm;
 use super::recurrent_buffers::RecurrentSaved;
 use super::saved::Scratch;
 use super::store::{Grads, Weights};
+use super::tensor::Tensor;
 use crate::base::Result;
 use crate::device::ops::{ConvKind, RowSequences, ShortConv, ShortConvBackward};
 use crate::device::{View, ViewMut};
@@ -28,6 +29,8 @@ pub struct ConvBranch {
     pub conv: usize,
     pub taps: usize,
     pub out: Linear,
+    /// Normalizes the branch's output before it is added to the residual.
+    pub post: Option<Norm>,
     /// Whether channels are sharded over tp.
     pub cut: bool,
 }
@@ -38,13 +41,16 @@ impl ConvBranch {
         vec![&mut self.inputs, &mut self.out]
     }
 
-    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
+    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream. Saves the input of `post` in
+    /// `branch`.
+    #[allow(clippy::too_many_arguments)] // a branch's operands, and what it saves
     pub fn forward(
         &self,
         cx: &Cx,
         w: Weights,
         x: View,
         saved: &mut RecurrentSaved,
+        branch: &mut Tensor,
         scratch: &mut Scratch,
         y: ViewMut,
     ) -> Result<()> {
@@ -63,9 +69,13 @@ impl ConvBranch {
         let (mixed, convolved) = (saved.mixed.rows(n), scratch.recurrent.convolved.rows_mut(n));
         let (taps, conv) = (self.taps, w.get(self.conv));
         dev.short_conv(ShortConv { kind: KIND, taps, along, x: mixed, w: conv, bias: None, y: convolved })?;
-        let Scratch { parts, adapter, recurrent, .. } = scratch;
-        let convolved = recurrent.convolved.rows(n);
-        self.out.onto_residual(cx, w, convolved, adapter, (self.cut, parts), DropoutSite::Attention, x, y)
+        let Scratch { parts, adapter, recurrent, stats, .. } = scratch;
+        let (convolved, summed, site) = (recurrent.convolved.rows(n), (self.cut, parts), DropoutSite::Attention);
+        let Some(norm) = &self.post else {
+            return self.out.onto_residual(cx, w, convolved, adapter, summed, site, x, y);
+        };
+        self.out.summed(cx, w, convolved, adapter, summed, branch.rows_mut(rows))?;
+        norm.onto_residual(cx, w, branch.rows(rows), site, x, y, stats.rows_mut(rows))
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
@@ -77,12 +87,17 @@ impl ConvBranch {
         dw: &mut Grads,
         x: View,
         saved: &RecurrentSaved,
+        branch: &Tensor,
         scratch: &mut Scratch,
         dy: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, taps) = (cx.dev, cx.n, cx.rows(), self.taps);
         let (documents, mixed, conv) = (cx.batch.documents, saved.mixed.rows(n), w.get(self.conv));
-        let d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
+        let mut d_branch = cx.branch_grad(DropoutSite::Attention, dy.as_view(), &mut scratch.masked)?;
+        if let Some(norm) = &self.post {
+            let Scratch { stats, dh, unused, .. } = scratch;
+            d_branch = norm.branch_backward(cx, w, dw, branch.rows(rows), d_branch, [stats, dh], unused.rows_mut(2))?;
+        }
         let d_branch = cx.whole(d_branch, &mut scratch.whole)?;
         let Scratch { recurrent, adapter, .. } = scratch;
         let (along, y) = (RowSequences::Whole(documents), recurrent.convolved.rows_mut(n));

@@ -32,6 +32,7 @@ mod sparse_buffers; // what sparse branches need
 mod saved; // saved activations and scratch of a block
 mod conv; // the short convolution
 mod delta; // the gated delta net
+mod output_gate; // gates of attention's outputs
 mod attention; // the attention branch
 mod value_norm; // norms of values
 mod shared_kv; // keys and values that several blocks read

@@ -112,6 +112,9 @@ table! {
         queries,
         /// (N, heads * head_dim): outputs times their gates.
         gated,
+        /// (N, heads) f32, backward with it: the sigmoids of heads' gates, and their gradients; empty without such.
+        head_gates,
+        d_head_gates,
         /// (N, F): the activation, then the gate's gradient.
         act,
         /// (R, vocab): a chunk of logits, then their gradient.
@@ -133,7 +136,7 @@ table! {
         dqkv,
         /// (1, (heads + 2 kv_heads) head_dim) f32: column sums of `dqkv`; empty without biases.
         bias_grad,
-        /// (N, heads * head_dim): of the outputs' gates; empty without.
+        /// (N, heads * head_dim) or (N, heads): of the outputs' gates; empty without.
         dgate,
         /// (N, F)
         dact,

@@ -123,6 +123,8 @@ pub enum Arch {
     Lfm2,
     /// LFM 2 with experts.
     Lfm2Moe,
+    /// LFM 3.
+    Lfm3,
     /// Llama with a feed-forward layer of two matrices and squared ReLU.
     Arcee,
     /// The same with LayerNorm and biases.
@@ -454,6 +456,8 @@ pub struct Spec {
     pub output_gate: bool,
     /// With `output_gate`, a projection of its own gives the gate.
     pub gate_apart: bool,
+    /// With `gate_apart`, a head has one gate.
+    pub gate_by_heads: bool,
     /// Experts, if some blocks are sparse.
     pub experts: Option<Experts>,
     /// Normalize a branch's input; blocks without attention always do.
@@ -548,6 +552,7 @@ impl Default for Spec {
             single: Vec::new(),
             output_gate: false,
             gate_apart: false,
+            gate_by_heads: false,
             experts: None,
             pre_norms: true,
             post_norms: false,

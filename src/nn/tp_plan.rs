@@ -134,7 +134,7 @@ const STYLES: [&str; 9] = [
     REPLICATE,
 ];
 
-const HEAD_NORMED: [Arch; 19] = [
+const HEAD_NORMED: [Arch; 20] = [
     Arch::HyV3,
     Arch::Afmoe,
     Arch::Apertus,
@@ -142,6 +142,7 @@ const HEAD_NORMED: [Arch; 19] = [
     Arch::Mellum,
     Arch::Lfm2,
     Arch::Lfm2Moe,
+    Arch::Lfm3,
     Arch::Qwen3Next,
     Arch::Qwen35,
     Arch::Qwen35Moe,

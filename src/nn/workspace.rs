@@ -150,6 +150,8 @@ impl Workspace<TensorShape, ()> {
             given.map(|i| heads_of(&of_blocks[i]).kv_row()).max().unwrap_or(0)
         });
 
+        // Gates of attention's outputs.
+        let gates = only(spec.output_gate, if spec.gate_by_heads { spec.heads } else { inner });
         let keep = |width| shape(Category::Saved, dtype, tokens, width);
         let stays = |width| shape(Category::Saved, dtype, rows, width);
         let saved = |block: Option<usize>| {
@@ -167,7 +169,7 @@ impl Workspace<TensorShape, ()> {
                         }),
                     )),
                     branch: stays(only(spec.post_norms, spec.dim)),
-                    gate: keep(only(block.is_none_or(attends) && spec.output_gate, inner)),
+                    gate: keep(only(block.is_none_or(attends), gates)),
                     core: core_of(
                         &block.map_or(heads, |i| heads_of(&of_blocks[i])),
                         if block.is_none_or(attends) { tokens } else { 0 },
@@ -240,6 +242,8 @@ impl Workspace<TensorShape, ()> {
                 head_stats: TensorShape { dtype: DType::F32, ..scratch(only(has_norms, head_stats)) },
                 queries: scratch(only(spec.output_gate, 2 * inner).max(only(spec.qkv_by_heads, row))),
                 gated: scratch(only(spec.output_gate, inner)),
+                head_gates: TensorShape { dtype: DType::F32, ..scratch(only(spec.gate_by_heads, gates)) },
+                d_head_gates: TensorShape { dtype: DType::F32, ..back(only(spec.gate_by_heads, gates)) },
                 act: scratch(dense_ff),
                 logits: shape(Category::Scratch, dtype, chunk, spec.outputs()),
                 part_stats: shape(Category::Scratch, DType::F32, if in_parts { chunk } else { 0 }, part_stats),
@@ -250,7 +254,7 @@ impl Workspace<TensorShape, ()> {
                 d_o: back(inner),
                 dqkv: back(row),
                 bias_grad: shape(Category::Scratch, DType::F32, 1, only(train && spec.qkv_bias, row)),
-                dgate: back(only(spec.output_gate, inner)),
+                dgate: back(gates),
                 dact: back(dense_ff),
                 dup: back(dense_ff),
                 row: scratch(apart.max(only(spec.shared_kv > 0, inner))),

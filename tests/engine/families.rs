@@ -58,6 +58,7 @@ const CASES: &[&str] = &[
     "arcee",
     "jais2",
     "lfm2",
+    "lfm3",
     "vaultgemma",
     "nemotron",
     "olmo",

@@ -162,6 +162,10 @@ CASES = {
     # The first document is longer than the taps, the second is not.
     "lfm2": ("lfm2", dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], norm_eps=1e-5, intermediate_size=33, block_multiple_of=4,
                           rope_parameters=rope("default"), tie_word_embeddings=True), dict(rope_parameters=rope("default", 10000.0))),
+    # Norms around the branches, a gate for each head, windows in some layers; pairs of heads that do not rotate in the others.
+    "lfm3": ("lfm3", dict(num_hidden_layers=4, head_dim=12, layer_types=["conv", "sliding_attention", "full_attention", "conv"], norm_eps=1e-5, sliding_window=4,
+                          rope_parameters=GEMMA4_ROPES, attention_bias=True, tie_word_embeddings=True),
+             dict(rope_parameters=GEMMA4_ROPES | dict(full_attention=rope("proportional", 50.0, partial_rotary_factor=1.0)))),
     # Norms before the branches with a gated delta net, and after the others. Without rotary positions, as published.
     "olmo_hybrid": ("olmo_hybrid", NEXT | dict(head_dim=None, num_attention_heads=2, num_key_value_heads=1, rope_parameters=dict(rope_type="default", rope_theta=None)),
                     dict(linear_allow_neg_eigval=False)),

@@ -312,6 +312,14 @@ impl Defaults {
             Arch::Lfm2 | Arch::Lfm2Moe => {
                 Defaults { kv_heads: Some(8), eps: ("norm_eps", 1e-5), tied: true, theta: 1_000_000.0, ..PLAIN }
             }
+            Arch::Lfm3 => Defaults {
+                kv_heads: Some(4),
+                head_dim: Some(128),
+                eps: ("norm_eps", 1e-5),
+                tied: true,
+                window: WindowKeys::Given(Some(256)),
+                ..BIASED
+            },
             Arch::Arcee => Defaults {
                 eps: ("rms_norm_eps", 1e-5),
                 activation: Activation::ReluSquared,

@@ -34,11 +34,12 @@ const NAMES: [(&str, &str, &str); 23] = [
 ];
 
 /// Older names of keys, which are read and not written.
-const OLDER: [(&str, &str, &str); 18] = [
+const OLDER: [(&str, &str, &str); 19] = [
     ("exaone", "activation_function", "hidden_act"),
     ("exaone", "layer_norm_epsilon", "rms_norm_eps"),
     ("exaone", "num_layers", "num_hidden_layers"),
     ("falcon", "n_embed", "hidden_size"),
+    ("lfm3", "rms_norm_eps", "norm_eps"),
     ("nemotron_h", "attention_head_dim", "head_dim"),
     ("nemotron_h", "layer_types", "layers_block_type"),
     ("nemotron_h", "mamba_chunk_size", "chunk_size"),

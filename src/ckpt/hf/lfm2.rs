@@ -1,9 +1,9 @@
-//! The keys of LFM 2: which layers have short convolutions, and how wide the others are. Never reads other keys.
+//! The keys of LFM 2 and 3: which layers have short convolutions, and how wide the others are. Never reads other keys.
 use super::keys::{ConfigKeys, decimal};
-use super::lists::{listed, numbers};
+use super::lists::{kinds, listed, numbers};
 use crate::base::{Error, Result};
 use crate::device::ops::RouteRule;
-use crate::nn::{Experts, Recurrence, Spec};
+use crate::nn::{Arch, Experts, Recurrence, Spec};
 use serde_json::{Value, json};
 
 /// The width of dense feed-forward layers.
@@ -36,6 +36,48 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     Ok(Spec { qk_norm: true, tied, recurrence, recurrent, ..spec })
 }
 
+/// A layer of LFM 3.
+#[derive(Clone, Copy, PartialEq)]
+enum Lfm3Layer {
+    Conv,
+    Full,
+    Window,
+}
+
+/// What layers of LFM 3 are: as the file lists them, or as by its class.
+fn layer_kinds(keys: &ConfigKeys, layers: usize) -> Result<Vec<Lfm3Layer>> {
+    let names =
+        [("conv", Lfm3Layer::Conv), ("full_attention", Lfm3Layer::Full), ("sliding_attention", Lfm3Layer::Window)];
+    let usual = |i: usize| match i % 4 {
+        2 => Lfm3Layer::Full,
+        0 if i > 0 => Lfm3Layer::Window,
+        _ => Lfm3Layer::Conv,
+    };
+    Ok(kinds(keys, "layer_types", layers, &names)?.unwrap_or((0..layers).map(usual).collect()))
+}
+
+/// Which layers of LFM 3 have a window.
+pub fn windowed(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
+    Ok(layer_kinds(keys, layers)?.iter().map(|kind| *kind == Lfm3Layer::Window).collect())
+}
+
+/// What LFM 3 has besides.
+pub fn special3(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
+    keys.only("conv_bias", &[json!(false)])?;
+    let taps = keys.size("conv_L_cache", "max_len")?.unwrap_or(7);
+    let gated = keys.flag("use_attention_gate")?.unwrap_or(true);
+    Ok(Spec {
+        qk_norm: true,
+        post_norms: keys.flag("use_sandwich_norm")?.unwrap_or(true),
+        output_gate: gated,
+        gate_apart: gated,
+        gate_by_heads: gated,
+        recurrence: Some(Recurrence::Conv { channels: spec.dim, taps }),
+        recurrent: layer_kinds(keys, spec.layers)?.iter().map(|kind| *kind == Lfm3Layer::Conv).collect(),
+        ..spec
+    })
+}
+
 /// Without a list of layers: whether each has a convolution, if the file says which have attention.
 fn attended(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
     let Some(those) = numbers(keys, "full_attn_idxs", layers)? else { return Ok(Vec::new()) };
@@ -63,14 +105,24 @@ pub fn experts(keys: &ConfigKeys, layers: usize) -> Result<Experts> {
 
 /// The keys of the mixers, and of the width as it is.
 pub fn json(spec: &Spec) -> Value {
-    let kind = |i| if spec.recurrence_of(i).is_some() { "conv" } else { "full_attention" };
+    let kind = |i| match (spec.recurrence_of(i), spec.window_of(i)) {
+        (Some(_), _) => "conv",
+        (None, 0) => "full_attention",
+        _ => "sliding_attention",
+    };
     let layer_types: Vec<&str> = (0..spec.layers).map(kind).collect();
-    json!({
-        "block_auto_adjust_ff_dim": false,
+    let mut map = json!({
         "conv_L_cache": spec.recurrence.as_ref().map_or(3, Recurrence::taps),
         "conv_bias": false,
         "layer_types": layer_types,
-    })
+    });
+    if spec.arch == Arch::Lfm3 {
+        map["use_attention_gate"] = json!(spec.output_gate);
+        map["use_sandwich_norm"] = json!(spec.post_norms);
+    } else {
+        map["block_auto_adjust_ff_dim"] = json!(false);
+    }
+    map
 }
 
 /// The keys of experts.
@@ -113,6 +165,30 @@ mod tests {
         let attended: Vec<usize> = (0..16).filter(|&i| spec.recurrence_of(i).is_none()).collect();
         assert_eq!(attended, [2, 5, 8, 10, 12, 14]);
         assert_eq!(parse(super::super::config(&spec).as_bytes()).unwrap(), spec);
+    }
+
+    #[test]
+    fn layers_of_lfm3_are_those_of_its_class() {
+        let read = |more: Value| {
+            let mut map = json!({"model_type": "lfm3", "num_hidden_layers": 6});
+            map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            parse(map.to_string().as_bytes())
+        };
+        let spec = read(json!({})).unwrap();
+        assert_eq!((spec.arch, spec.tied, spec.head_dim, spec.window_of(4)), (Arch::Lfm3, true, 128, 256));
+        assert_eq!(spec.recurrent, [true, true, false, true, false, true]);
+        assert_eq!((spec.window_of(2), spec.rope.clone().unwrap().theta), (0, 1e6));
+        assert_eq!(spec.recurrence, Some(Recurrence::Conv { channels: 2048, taps: 7 }));
+        assert_eq!(parse(super::super::config(&spec).as_bytes()).unwrap(), spec);
+        for (more, said) in [
+            (json!({"conv_bias": true}), "conv_bias is true"),
+            (json!({"sliding_window": null}), "there is no sliding_window"),
+            (json!({"layer_types": vec!["mamba"; 6]}), "use conv or full_attention or sliding_attention"),
+            (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters.full_attention is missing"),
+        ] {
+            let error = read(more).expect_err(said).to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

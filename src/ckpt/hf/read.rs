@@ -318,6 +318,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { recurrence, recurrent, ..spec }
         }
         Arch::Lfm2 | Arch::Lfm2Moe => lfm2::special(keys, spec)?,
+        Arch::Lfm3 => lfm2::special3(keys, spec)?,
         Arch::NemotronH => nemotron_h::special(keys, spec)?,
         Arch::Olmoe | Arch::Olmo => {
             let qkv_clip = keys.positive("clip_qkv")?.map(|clip| clip as f32);
@@ -512,7 +513,11 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba) {
         return Ok((0, Vec::new()));
     }
-    let mut windowed = match layer_types(keys, layers)? {
+    let listed = match arch {
+        Arch::Lfm3 => Some(lfm2::windowed(keys, layers)?),
+        _ => layer_types(keys, layers)?,
+    };
+    let mut windowed = match listed {
         Some(types) if window.is_none() && types.contains(&true) => {
             return Err(Error::input("layer_types says sliding_attention, but there is no sliding_window"));
         }

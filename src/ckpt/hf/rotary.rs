@@ -10,7 +10,13 @@ use serde_json::{Value, json};
 /// rotated.
 pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<(Rotary, Option<Rotary>, f64)> {
     let of = Defaults::of(arch);
-    let two = matches!(arch, Arch::Gemma3 | Arch::Gemma4 | Arch::Olmo3 | Arch::Mellum);
+    let two = matches!(arch, Arch::Gemma3 | Arch::Gemma4 | Arch::Olmo3 | Arch::Mellum | Arch::Lfm3);
+    // Keys of the model say nothing of these, and a file without any has those of the class.
+    let class = match arch {
+        Arch::Gemma4 => Some(proportional(0.25)),
+        Arch::Lfm3 => Some(proportional(0.5)),
+        _ => None,
+    };
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     let local = match arch {
         Arch::Gemma3 => keys.positive("rope_local_base_freq")?.unwrap_or(10_000.0),
@@ -45,7 +51,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         original,
         max_len: sizes.0,
         head_dim: sizes.1,
-        proportional: arch == Arch::Gemma4,
+        proportional: class.is_some(),
     };
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
@@ -64,14 +70,14 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
     }
     let found = match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
-        (Some(_), None) if arch == Arch::Gemma4 => Err(keys.unsupported("rope_scaling", &[])),
-        (None, None) if arch == Arch::Gemma4 => {
-            let (rope, local) = gemma4();
-            Ok((rope, Some(local), part))
+        (Some(_), None) if class.is_some() => Err(keys.unsupported("rope_scaling", &[])),
+        (None, None) if class.is_some() => {
+            let (rope, local) = class.unzip();
+            Ok((rope.unwrap_or(Rotary::new(theta)), local, part))
         }
         (None, Some(new)) if two => {
             let of = |key, theta| match new.object(key)? {
-                None if arch == Arch::Gemma4 => Err(Error::input(format!("{} is missing", new.name(key)))),
+                None if class.is_some() => Err(Error::input(format!("{} is missing", new.name(key)))),
                 Some(keys) => rotary(&keys, RotaryDefaults { theta, ..plain }).map(|(rope, _)| rope),
                 None => Ok(Rotary::new(theta)),
             };
@@ -192,9 +198,9 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     Ok((Rotary { theta, scaling }, part))
 }
 
-/// The rotations of Gemma 4's layers without a window, and of the others, in files without `rope_parameters`.
-fn gemma4() -> (Rotary, Rotary) {
-    let scaling = Scaling::Proportional { part: 0.25, factor: 1.0 };
+/// The rotations of layers without a window, and of the others, of Gemma 4 and LFM 3 in files without `rope_parameters`.
+fn proportional(part: f64) -> (Rotary, Rotary) {
+    let scaling = Scaling::Proportional { part, factor: 1.0 };
     (Rotary { theta: 1_000_000.0, scaling }, Rotary::new(10_000.0))
 }
 

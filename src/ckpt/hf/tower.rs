@@ -25,7 +25,7 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 41] = [
+const CLASSES: [TowerClass; 42] = [
     TowerClass { model_type: "apertus1p5", texts: &[("apertus1p5_text", "apertus1p5_text")] },
     TowerClass { model_type: "deepseek_vl", texts: &[("llama", "llama")] },
     TowerClass { model_type: "deepseek_vl_hybrid", texts: &[("llama", "llama")] },
@@ -45,6 +45,7 @@ const CLASSES: [TowerClass; 41] = [
     TowerClass { model_type: "internvl", texts: &QWENS },
     TowerClass { model_type: "janus", texts: &[("llama", "llama")] },
     TowerClass { model_type: "lfm2_vl", texts: &[("lfm2", "lfm2")] },
+    TowerClass { model_type: "lfm3_vl", texts: &[("lfm3", "lfm3")] },
     TowerClass { model_type: "lighton_ocr", texts: &[("qwen3", "qwen3")] },
     TowerClass { model_type: "llava", texts: &LLAVA },
     TowerClass { model_type: "llava_next", texts: &LLAVA },
@@ -354,6 +355,7 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
         "lfm2" => sizes([65_536, 2560, 12_288, 32, 32, 128_000]),
+        "lfm3" => sizes([128_000, 2048, 7680, 24, 16, 128_000]),
         "lfm2_moe" => sizes([65_536, 2048, 7168, 32, 32, 128_000]),
         "olmo_hybrid" => sizes([100_352, 3840, 11_008, 32, 30, 65_536]),
         "qwen3_next" => sizes([151_936, 2048, 5632, 48, 16, 32_768]),

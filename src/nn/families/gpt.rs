@@ -55,6 +55,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         qkv: vec![linear(&mut layout, name("attn.c_attn"), dim, 3 * dim, Init::NORMAL)],
         bias: None,
         order: QkvOrder::Same,
+        output_gate: None,
         gate: None,
         transform: HeadTransform::None,
         cut: false,

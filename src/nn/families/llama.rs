@@ -17,6 +17,7 @@ use crate::nn::layout::{Init, Layout, Storage, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::mlp::MlpBranch;
 use crate::nn::norm::Norm;
+use crate::nn::output_gate::OutputGate;
 use crate::nn::per_layer::{PerLayerBranch, PerLayerRoot};
 use crate::nn::root::{LearnedPositions, Root, VocabRows};
 use crate::nn::row_transform::RowTransform;
@@ -101,7 +102,9 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
             Some(&Recurrence::Conv { channels, taps }) => Mixer::Conv(conv(&mut names, channels, taps)),
             None => Mixer::None,
         };
-        let mlp = feed_forward(&mut names, i, Norm::Absent, [true, false]);
+        // Norms after the branches of OLMo hybrid are those of blocks with attention only.
+        let after = spec.post_norms && matches!(mixer, Mixer::Conv(_));
+        let mlp = feed_forward(&mut names, i, Norm::Absent, [true, after]);
         return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
     }
 
@@ -164,8 +167,11 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         column += width;
     }
     let gate = (spec.output_gate && spec.gate_apart).then(|| {
-        let name = format!("{}.gate_proj", modules.attention);
-        names.column(&name, spec.heads * head_dim, by_heads, false)
+        let (name, outputs) = match spec.gate_by_heads {
+            true => ("g_proj", spec.heads),
+            false => ("gate_proj", spec.heads * head_dim),
+        };
+        names.column(&format!("{}.{name}", modules.attention), outputs, by_heads, false)
     });
     let row = local.qkv();
     let (rotated, pairs) = (spec.rotary_dim(), spec.rotary_pairs);
@@ -212,6 +218,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
                 values_first: spec.qkv_blocks.is_some(),
             },
             _ => QkvOrder::Same,
+        },
+        output_gate: match spec.gate_by_heads {
+            true => Some(OutputGate::Heads),
+            false => spec.output_gate.then_some(OutputGate::Elements),
         },
         gate,
         transform,

@@ -141,6 +141,7 @@ pub(super) fn conv(names: &mut Names, channels: usize, taps: usize) -> ConvBranc
         conv: names.cut("conv.conv", WEIGHT, &[channels, 1, taps], 0, over, Init::NORMAL),
         taps,
         out: names.row("conv.out_proj", channels, over, false),
+        post: spec.post_norms.then(|| names.norm(spec.arch.family().modules.attention_norms[1], spec.dim)),
         cut: split.cuts.attention,
     }
 }

@@ -188,6 +188,13 @@ const LFM2: ModuleNames = ModuleNames {
     last_norm: "embedding_norm",
     ..LLAMA
 };
+const LFM3: ModuleNames = ModuleNames {
+    attention_norms: ["operator_norm", "post_operator_norm"],
+    mlp_norms: ["ffn_norm", "post_ffn_norm"],
+    head_norms: LLAMA.head_norms,
+    attention_out: LLAMA.attention_out,
+    ..LFM2
+};
 /// Blocks of one branch.
 const NEMOTRON_H: ModuleNames = ModuleNames {
     attention: "mixer",
@@ -376,6 +383,7 @@ families! {
     OlmoHybrid "olmo_hybrid" "olmo_hybrid" "OlmoHybridForCausalLM" None, OLMO_HYBRID;
     Lfm2 "lfm2" "lfm2" "Lfm2ForCausalLM" None, LFM2;
     Lfm2Moe "lfm2_moe" "lfm2_moe" "Lfm2MoeForCausalLM" None, LFM2;
+    Lfm3 "lfm3" "lfm3" "Lfm3ForCausalLM" None, LFM3;
     Arcee "arcee" "arcee" "ArceeForCausalLM" Some("ArceeForSequenceClassification"), LLAMA;
     Jais2 "jais2" "jais2" "Jais2ForCausalLM" None, LLAMA;
     Nemotron "nemotron" "nemotron" "NemotronForCausalLM" Some("NemotronForSequenceClassification"), LLAMA;
