@@ -18,7 +18,7 @@ const GRADIENT: f64 = 0.03;
 type AttentionCase = (&'static str, usize, usize, f32);
 const KINDS: [AttentionCase; 3] = [("causal", 4, 0, 0.0), ("grouped, window", 2, 100, 0.0), ("softcap", 4, 0, 30.0)];
 
-/// Of packed documents, from question `from` on: grouped heads of 128 are by the kernel for pairs on sm_90a. The
+/// Cases of packed documents, from question `from` on: grouped heads of 128 are by the kernel for pairs on sm_90a. The
 /// kernels for sm_80 come last where they are not the GPU's own.
 pub fn run(from: usize) -> Result<PartReport> {
     let mut gpu = OpenGpu::open(0, 1)?;
@@ -50,7 +50,7 @@ pub fn run(from: usize) -> Result<PartReport> {
     Ok(report)
 }
 
-/// Of two runs and of the right values.
+/// Compares two runs, and both with the right values.
 fn judge(report: &mut PartReport, label: String, shape: &AttentionShape, [there, again, here]: [&[Vec<f32>; 2]; 3]) {
     let bits = |[o, d]: &[Vec<f32>; 2]| o.iter().chain(d).map(|x| x.to_bits()).collect::<Vec<u32>>();
     let repeats = bits(there) == bits(again);

@@ -231,7 +231,7 @@ struct AttentionBench {
     head_dim: usize,
     heads: usize,
     kv_heads: usize,
-    /// Of each sequence.
+    /// Tokens of each sequence.
     len: usize,
 }
 

@@ -199,7 +199,7 @@ fn shared_experts_are_planned_to_the_byte() {
     let sizes = MeshSizes { ep: 4, ..MeshSizes::sharded(8) };
     let work = BatchShape { max_len: ROW, batch_size: 2, grad_accum: 1 };
     let step = simulate::step(&options, sizes, &work, &even(1.0, 1.0), 8, false).unwrap();
-    // Of a rank's 72 rows, three quarters belong to other ranks. Forward: nine offsets of each rank, then rows there
+    // Three quarters of a rank's 72 rows belong to other ranks. Forward: nine offsets of each rank, then rows there
     // and back. Backward: rows, gradients and weights there, gradients of both back.
     let (rows, others, blocks) = (72 * 3 / 4, 3, spec.sparse_blocks());
     let bytes = 4 * (5 * rows * spec.dim + 2 * rows + others * 9);

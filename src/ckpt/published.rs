@@ -49,7 +49,7 @@ pub(super) fn rename(found: &mut BTreeMap<String, FileTensor>, spec: &Spec) {
     for (name, tensor) in std::mem::take(found) {
         let name = renames.iter().fold(name, |name, (theirs, ours)| name.replace(theirs, ours));
         let parts = [("q_proj.", spec.heads), ("k_proj.", spec.kv_heads), ("v_proj.", spec.kv_heads)];
-        // Of other numbers of rows, it is refused under its own name.
+        // With another number of rows, it is refused under its own name.
         if !name.contains(FUSED) || tensor.shape.first() != Some(&spec.qkv()) {
             found.insert(name, tensor);
             continue;

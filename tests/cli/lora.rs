@@ -179,7 +179,7 @@ fn an_adapter_is_trained_on() {
     assert!(text.contains("`use_dora` is set; such adapters are not trained on"), "{text}");
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/whole");
     let text = refused(&dir, &base(), &["--lora-adapter", whole.to_str().unwrap()]);
-    assert!(text.contains("`modules_to_save` is set; such adapters are not trained on"), "{text}");
+    assert!(text.contains("`lora_bias` is set; such adapters are not trained on"), "{text}");
 }
 
 #[test]

@@ -236,21 +236,21 @@ fn no_key_of_a_stage_is_silently_ignored() {
 #[test]
 fn later_stages_of_a_fine_tune_have_its_defaults() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
-    let stages = "training_stages:\n  first: {run: {max_steps: 2}}\n  pairs: {objective: {objective: dpo}}\n  last: {run: \
-                  {max_steps: 1}}\n";
-    let printed = |job: &Job, args: &[&str], stage: &str| {
-        let out = job.command(&[args, &["--stage", stage, "--print-config"]].concat()).output().unwrap();
-        let text = String::from_utf8_lossy(&out.stderr).into_owned();
-        let config: Value = serde_saphyr::from_str(&String::from_utf8(out.stdout).unwrap()).expect(&text);
-        config["optim"]["lr"].as_f64().unwrap()
-    };
-    let pretrain = format!("data: {{dataset: synthetic}}\nmodel: {{pretrain: {}}}\n{stages}", model.display());
-    let job = Job::new(&pretrain);
-    assert_eq!(["first", "pairs", "last"].map(|stage| printed(&job, &[], stage)), [2e-5, 5e-7, 2e-5]);
-    let flagged = Job::new(&format!("data: {{dataset: synthetic}}\n{stages}"));
+    let stages = "run: {max_steps: 1}\ntraining_stages:\n  first: {data: {dataset: synthetic, max_len: 16}}\n  pairs: \
+                  {objective: {objective: dpo}, data: {dataset: pairs.jsonl}}\n  last: {data: {dataset: synthetic, \
+                  max_len: 16}}\n";
+    let pretrain = format!("model: {{pretrain: {}}}\n{stages}", model.display());
     let flag = ["--pretrain", model.to_str().unwrap()];
-    assert_eq!(["first", "pairs"].map(|stage| printed(&flagged, &flag, stage)), [2e-5, 5e-7]);
-    assert_eq!(printed(&Job::new(STAGES), &[], "warm"), 0.01);
+    for (text, args) in [(pretrain.as_str(), &[][..]), (stages, &flag[..])] {
+        let (job, pair) =
+            (Job::new(text), r#"{"prompt_input_ids": [1], "chosen_input_ids": [2], "rejected_input_ids": [3]}"#);
+        fs::write(job.dir.path().join("pairs.jsonl"), format!("{pair}\n").repeat(9)).unwrap();
+        job.run(args);
+        let events = job.events();
+        let runs = events.iter().filter(|event| event["event"] == "run");
+        let peaks: Vec<f64> = runs.map(|run| run["config"]["optim"]["lr"].as_f64().unwrap()).collect();
+        assert_eq!(peaks, [2e-5, 5e-7, 2e-5], "{text}");
+    }
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn the_template_in_use_is_the_default_one_of_what_is_saved() {
         ("--pretrain base --lora-adapter adapter --save-hf adapter", "--lora-adapter adapter"),
         ("--pretrain base --teacher own --save-hf own", "--teacher own"),
         ("--pretrain base --objective dpo --ref-pretrain own --save-hf own", "--ref-pretrain own"),
-        ("--pretrain own.gguf --save-gguf own.gguf", "is the file of `pretrain`"),
+        ("--pretrain own.gguf --save-gguf own.gguf", "is the file of --pretrain"),
     ] {
         let (code, said) = work.run(&format!("{flags} --overwrite --max-steps 1"));
         assert!(code == Some(2) && said.contains(input) && said.contains("never overwritten"), "{flags}: {said}");

@@ -36,7 +36,7 @@ fn curves_within_the_threshold_agree() {
     assert_eq!(compare(dir.path(), &["a", "a", "--threshold", "0"]).0, 0);
 }
 
-/// Those of `losses` are version 1, which has no `schema`.
+/// Metrics of `losses` are version 1, which has no `schema`.
 #[test]
 fn metrics_of_older_versions_are_read_and_newer_ones_refused() {
     let dir = TempDir::new().unwrap();

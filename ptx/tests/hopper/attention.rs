@@ -128,7 +128,7 @@ fn tiles_in_turn() {
         Shape::packed(3, 1, 64, &[0, 30, 400]),
         Shape { window: 70, ..Shape::packed(2, 2, 128, &[0, 300]) },
         Shape::packed(2, 1, 256, &[0, 200]),
-        // Of some tiles no query attends to any key.
+        // No query of some tiles attends to any key.
         Shape { sight: tables, ..Shape::packed(2, 1, 64, &[]) },
     ] {
         let x = Inputs::new(&shape);

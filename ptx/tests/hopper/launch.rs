@@ -45,7 +45,7 @@ pub struct Bench<'a> {
     /// For launches that leave outputs partly unwritten, which then start as zeros: the tickets and turns before a
     /// backward launch, which start as zeros otherwise, and after it.
     pub turns: Option<&'a RefCell<Vec<u32>>>,
-    /// Of a backward pass in several kernels, launches only those of this variant; the gradients of others are zeros.
+    /// Launches only this variant of a backward pass in several kernels; the gradients of others are zeros.
     pub alone: Option<&'a str>,
 }
 impl<'a> Bench<'a> {

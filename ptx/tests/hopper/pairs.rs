@@ -21,7 +21,7 @@ fn pairs_have_the_bits_of_single_heads() {
         ("f16", Shape { window: 70, ..Shape::packed(4, 1, 104, &[0, 30, 259]) }),
         ("bf16", Shape::packed(8, 1, 128, &[0, 1])),
         ("bf16", pass(2, 1, &[0, 140, 300, 460], some, (100..460).collect())),
-        // Of some tiles, or all of them, no query attends to any key.
+        // No query of some tiles, or of all, attends to any key.
         ("bf16", pass(2, 1, &[0, 140, 300, 460], (0..140).chain(300..460).collect(), (300..460).collect())),
         ("f16", pass(2, 1, &[0, 10, 37, 90], none, (30..61).collect())),
     ] {

@@ -86,7 +86,7 @@ fn block_codes(seed: usize) -> Slot {
 fn of_blocks(seed: u64) -> Slot {
     InOut(F32, normal(seed, N.div_ceil(256)).iter().map(|x| x.abs()).collect())
 }
-/// Of the operand `tables` of adamw_blocks: even fractions, from -1 and from 0, and halfway between them.
+/// The operand `tables` of adamw_blocks: even fractions, from -1 and from 0, and halfway between them.
 pub fn block_tables() -> Vec<f64> {
     let fractions = [-1.0, 0.0].map(|low| (0..256).map(|i| low + (1.0 - low) * i as f64 / 255.0).collect::<Vec<_>>());
     let bounds = fractions.each_ref().map(|all| all.windows(2).map(|w| (w[0] + w[1]) / 2.0).chain([9.0]).collect());

@@ -198,7 +198,8 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     Ok((Rotary { theta, scaling }, part))
 }
 
-/// The rotations of layers without a window, and of the others, of Gemma 4 and LFM 3 in files without `rope_parameters`.
+/// The rotations of layers without a window, and of the others, in files of Gemma 4 and LFM 3 without
+/// `rope_parameters`.
 fn proportional(part: f64) -> (Rotary, Rotary) {
     let scaling = Scaling::Proportional { part, factor: 1.0 };
     (Rotary { theta: 1_000_000.0, scaling }, Rotary::new(10_000.0))

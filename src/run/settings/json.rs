@@ -1,20 +1,20 @@
-//! JSON of settings files, in which no key may be there twice: readers differ in which one they take. Never knows what a
-//! key means.
+//! JSON of settings files, in which no key may be there twice: readers differ in which one they take. Never knows what
+//! a key means.
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::fmt;
 
 pub fn read(text: &str) -> serde_json::Result<Value> {
-    serde_json::from_str::<Unique>(text).map(|all| all.0)
+    serde_json::from_str::<KeysOnce>(text).map(|all| all.0)
 }
 
 /// A value whose objects have each key once.
-struct Unique(Value);
+struct KeysOnce(Value);
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Unique, D::Error> {
-        from.deserialize_any(AnyValue).map(Unique)
+impl<'de> Deserialize<'de> for KeysOnce {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<KeysOnce, D::Error> {
+        from.deserialize_any(AnyValue).map(KeysOnce)
     }
 }
 
@@ -46,7 +46,7 @@ impl<'de> Visitor<'de> for AnyValue {
     }
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(Unique(value)) = from.next_element()? {
+        while let Some(KeysOnce(value)) = from.next_element()? {
             list.push(value);
         }
         Ok(Value::Array(list))
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for AnyValue {
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         while let Some(key) = from.next_key::<String>()? {
-            let Unique(value) = from.next_value()?;
+            let KeysOnce(value) = from.next_value()?;
             if map.contains_key(&key) {
                 return Err(A::Error::custom(format_args!("the key {key} is there twice")));
             }

@@ -75,8 +75,8 @@ pub struct RunTask {
     pub batch: bool,
 }
 
-/// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. `tunes`: a stage before
-/// was a fine-tune. None: the run is no fine-tune.
+/// Replaces the defaults that depend on the task of `requested`, the settings of files and flags. `tunes`: a stage
+/// before was a fine-tune. None: the run is no fine-tune.
 pub fn imply(requested: &Value, tunes: bool, defaults: &mut Value) -> Option<RunTask> {
     let adapts = &requested["lora"]["adapter"]; // and names the model, unless a flag does
     if !tunes && requested["model"]["pretrain"].is_null() && adapts.is_null() {
