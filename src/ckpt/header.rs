@@ -1,8 +1,8 @@
 //! Parses the headers of safetensors files and their index. Pure: bytes in, a table or an error out. Never opens a
 //! file, and never trusts a length, name or offset. Errors do not name the file: callers prepend its path.
+use super::json::KeysOnce;
 use crate::base::{Error, Result, quote};
 use safetensors::{Dtype, tensor::Metadata};
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +40,10 @@ pub fn length(prefix: [u8; 8], file: u64) -> Result<u64> {
 /// no gap and end at the end of the file.
 pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
     let unusable = |e: &dyn fmt::Display| Error::input(format!("has an invalid header: {}", quote(e)));
-    serde_json::from_slice::<Unique>(json).map_err(|e| unusable(&e))?;
+    let KeysOnce(header) = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
+    if !header.is_object() {
+        return Err(unusable(&"it is not an object"));
+    }
     let meta: Metadata = serde_json::from_slice(json).map_err(|e| unusable(&e))?;
     let data = 8 + json.len() as u64;
     match data.checked_add(meta.data_len() as u64) {
@@ -70,11 +73,15 @@ pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
 pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     #[derive(serde::Deserialize)]
     struct Index {
-        weight_map: Option<Unique>,
+        weight_map: Option<KeysOnce>,
     }
     let index: Index =
         serde_json::from_slice(json).map_err(|e| Error::input(format!("is not an index ({})", quote(e))))?;
-    let Some(Unique(map)) = index.weight_map else { return Err(Error::input("has no weight_map")) };
+    let map = match index.weight_map {
+        None => return Err(Error::input("has no weight_map")),
+        Some(KeysOnce(Value::Object(map))) => map,
+        Some(KeysOnce(other)) => return Err(Error::input(format!("is not an index (weight_map is {})", quote(other)))),
+    };
     map.into_iter()
         .map(|(tensor, file)| match file {
             Value::String(file) => plain(&file).map(|_| (tensor, file.clone())),
@@ -91,32 +98,6 @@ pub fn plain(name: &str) -> Result<&str> {
     plain.then_some(name).ok_or_else(|| {
         Error::input(format!("names the file {}, which is not a plain file name", quote(format_args!("{name:?}"))))
     })
-}
-
-/// A JSON object without duplicate keys: readers differ in which duplicate they use.
-struct Unique(BTreeMap<String, Value>);
-
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Unique, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = Unique;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> std::result::Result<Unique, A::Error> {
-                let mut map = BTreeMap::new();
-                while let Some((key, value)) = from.next_entry::<String, Value>()? {
-                    if map.contains_key(&key) {
-                        return Err(A::Error::custom(format_args!("{key} occurs twice")));
-                    }
-                    map.insert(key, value);
-                }
-                Ok(Unique(map))
-            }
-        }
-        from.deserialize_map(Keys)
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 pub mod disk; // writes, syncs and renames, observable by tests
 mod checksum; // checksums of tensors, summed over ranks
 mod elements; // elements in file dtypes
+mod json; // no key twice
 pub mod header; // headers of untrusted safetensors files
 pub mod layout; // which tensor is where in which file
 pub mod state; // progress of a run: trainer_state.json
@@ -45,6 +46,7 @@ pub use checkpointer::Checkpointer;
 pub use companions::Companions;
 pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
 pub use evaluations::Evaluations;
+pub use json::KeysOnce;
 pub use load::{CarriedSize, carried, inspect, inspect_model, inspect_trained_adapter};
 pub use merge::inspect_adapter;
 pub use merging::Merged;

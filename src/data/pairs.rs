@@ -32,9 +32,11 @@ impl Recipe {
     /// See [Note: pairs].
     pub(super) fn pair(&self, keys: &PairKeys, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         let tokens = ID_KEYS.iter().any(|key| present(row, key).is_some());
-        for key in [&keys.chosen, &keys.rejected].into_iter().filter(|_| !tokens) {
-            let named = "Name the fields of a pair with `prompt_key`, `chosen_key` and `rejected_key`";
-            field(row, key).map_err(|what| format!("{what}. {named}"))?;
+        if !tokens {
+            for key in [&keys.chosen, &keys.rejected] {
+                let named = "Name the fields of a pair with `prompt_key`, `chosen_key` and `rejected_key`";
+                field(row, key).map_err(|what| format!("{what}. {named}"))?;
+            }
         }
         let row = &*match keys.prompt == "prompt" {
             true => shapes::with_prompt(

@@ -262,13 +262,13 @@ impl AdapterConfig {
     /// The adapters of a run that goes on training this one, in `dir`. What it learns besides, its tensors show.
     pub fn trainable(self, dir: &Path) -> Result<Lora> {
         let other = [
-            (self.dora, "use_dora"),
-            (!self.ranks.is_empty(), "rank_pattern"),
-            (!self.alphas.is_empty(), "alpha_pattern"),
-            (!self.tokens.is_empty(), "trainable_token_indices"),
-            (self.partial.is_some(), self.partial.unwrap_or_default()),
+            self.dora.then_some("use_dora"),
+            (!self.ranks.is_empty()).then_some("rank_pattern"),
+            (!self.alphas.is_empty()).then_some("alpha_pattern"),
+            (!self.tokens.is_empty()).then_some("trainable_token_indices"),
+            self.partial,
         ];
-        if let Some((_, key)) = other.iter().find(|(has, _)| *has) {
+        if let Some(key) = other.into_iter().flatten().next() {
             let what = format!(
                 "`{key}` is set; such adapters are not trained on. Merge this one, and train a new one on the model that results"
             );

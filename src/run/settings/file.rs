@@ -1,8 +1,8 @@
 //! A configuration file: its top level, named blocks and training stages, overlaid. Never reads flags or defaults.
 use crate::base::{Error, Result, open, quote};
+use crate::ckpt::KeysOnce;
 use crate::run::settings::blocks::{FileBlock, FileLayer};
 use crate::run::settings::effect;
-use crate::run::settings::json;
 use crate::run::settings::stages;
 use crate::run::settings::tools::{self, FileTool, FileTree};
 use crate::run::settings::value::overlay;
@@ -39,7 +39,10 @@ impl ConfigFile {
         let text = std::str::from_utf8(text).map_err(|e| fault(format!("is not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
         let tree: Value = match path.extension().and_then(|e| e.to_str()) {
-            Some("json") => json::read(text).map_err(|e| fault(format!("not JSON: {}", quote(e))))?,
+            Some("json") => {
+                let read = serde_json::from_str(text).map(|KeysOnce(tree)| tree);
+                read.map_err(|e| fault(format!("not JSON: {}", quote(e))))?
+            }
             Some("toml") => toml::from_str(text).map_err(|e| fault(format!("not TOML: {}", quote(e.message()))))?,
             _ => serde_saphyr::from_str(text).map_err(|e| {
                 // The first line has the message and the position; a rendered excerpt follows.

@@ -28,7 +28,6 @@ pub mod trace; // profiles and memory over time
 pub mod generate; // sampling
 /// Names of the hub among them.
 pub mod hub;
-mod json;
 /// All of them: [`Settings`].
 pub mod sections;
 

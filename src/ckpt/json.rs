@@ -1,16 +1,11 @@
-//! JSON of settings files, in which no key may be there twice: readers differ in which one they take. Never knows what
-//! a key means.
+//! JSON in which no object has a key twice: readers differ in which one they take. Never knows what a key means.
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::fmt;
 
-pub fn read(text: &str) -> serde_json::Result<Value> {
-    serde_json::from_str::<KeysOnce>(text).map(|all| all.0)
-}
-
 /// A value whose objects have each key once.
-struct KeysOnce(Value);
+pub struct KeysOnce(pub Value);
 
 impl<'de> Deserialize<'de> for KeysOnce {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<KeysOnce, D::Error> {
@@ -56,7 +51,7 @@ impl<'de> Visitor<'de> for AnyValue {
         while let Some(key) = from.next_key::<String>()? {
             let KeysOnce(value) = from.next_value()?;
             if map.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("the key {key} is there twice")));
+                return Err(A::Error::custom(format_args!("{key} occurs twice")));
             }
             map.insert(key, value);
         }
@@ -71,10 +66,11 @@ mod tests {
     #[test]
     fn a_key_may_be_there_once() {
         let text = r#"{"a": [1, -2, 0.5, null, true, "x"], "b": {"a": {}}}"#;
+        let read = |text: &str| serde_json::from_str(text).map(|KeysOnce(value)| value);
         assert_eq!(read(text).unwrap(), serde_json::from_str::<Value>(text).unwrap());
         for twice in [r#"{"a": 1, "a": 1}"#, r#"{"b": [{"a": 1, "c": 2, "a": 3}]}"#] {
             let fault = read(twice).unwrap_err().to_string();
-            assert!(fault.starts_with("the key a is there twice at line 1"), "{fault}");
+            assert!(fault.starts_with("a occurs twice at line 1"), "{fault}");
         }
     }
 }
