@@ -38,8 +38,14 @@ fn curve(metrics: &Path) -> Result<(EvaluatedAs, EvaluationCurve)> {
 
 /// The curves of several runs, whose evaluations must be comparable.
 pub fn curves(files: &[PathBuf]) -> Result<(EvaluatedAs, Vec<EvaluationCurve>)> {
-    let (kinds, curves): (Vec<_>, Vec<_>) =
+    let (kinds, mut curves): (Vec<_>, Vec<_>) =
         files.iter().map(|file| curve(file)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let names: Vec<String> = curves.iter().map(|curve: &EvaluationCurve| curve.name.clone()).collect();
+    for (curve, file) in curves.iter_mut().zip(files) {
+        if names.iter().filter(|name| **name == curve.name).count() > 1 {
+            curve.name += &format!(" ({})", file.display());
+        }
+    }
     match kinds.iter().position(|kind| *kind != kinds[0]) {
         None => Ok((kinds[0], curves)),
         Some(other) => Err(Error::input(format!(
@@ -76,6 +82,9 @@ mod tests {
         assert_eq!(run("sft", &all).unwrap(), (EvaluatedAs::Loss, "muon 3e-3".into(), vec![(4.0, 2.0), (8.0, 1.5)]));
         assert!(run("kto", evals[0]).unwrap_err().contains("dpo, rm or sft"));
         assert!(run("rm", step).unwrap_err().contains("--eval-every"));
+        (0..2).for_each(|n| write(n, "sft", &all));
+        let names: Vec<String> = curves(&[path(0), path(1)]).unwrap().1.into_iter().map(|curve| curve.name).collect();
+        assert_eq!(names, [0, 1].map(|n| format!("muon 3e-3 ({})", path(n).display())));
         write(0, "rm", &all);
         write(1, "sft", &all);
         assert!(curves(&[path(0), path(1)]).unwrap_err().to_string().contains("one objective"));

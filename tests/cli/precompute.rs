@@ -2,6 +2,9 @@
 //! run with the model, and those of another model or of other data are never used.
 use crate::common::runs::{Dir, FSDP, events, unlaunched};
 use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::time::{Duration, SystemTime};
 
 const TINY: &str = "--max-len 192 --nproc-per-node 2 --max-steps 3 --lr 0.05 --warmup-steps 0 --seed 5 --no-sample";
 
@@ -42,6 +45,29 @@ fn near(a: &[Vec<Option<u64>>], b: &[Vec<Option<u64>>], what: &str) {
     for (a, b) in a.concat().into_iter().zip(b.concat()) {
         let [a, b] = [a, b].map(|bits| bits.map_or(0.0, f64::from_bits));
         assert!((a - b).abs() < 3e-5 * b.abs().max(1.0), "{what}: {a} and {b}");
+    }
+}
+
+/// Archives give all files one time, so a model that takes another's place may have the same.
+#[test]
+fn a_model_in_the_place_of_another_is_not_taken_for_it() {
+    let dir = Dir::new();
+    let policy = model(&dir, "policy", "1");
+    for seed in ["2", "3"] {
+        let other = model(&dir, &format!("other{seed}"), seed);
+        for entry in fs::read_dir(&other).unwrap() {
+            let file = File::options().write(true).open(entry.unwrap().path()).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        }
+        let _ = fs::remove_file(dir.path("reference"));
+        symlink(&other, dir.path("reference")).unwrap();
+        let flags = format!(
+            "--objective dpo --dataset configs/pairs.jsonl --no-eval --pretrain {policy} --ref-pretrain {} \
+             --precompute-ref-logps --batch-size 2",
+            dir.arg("reference")
+        );
+        let (first, again) = (train(&dir, &flags).2, train(&dir, &flags).2);
+        assert_eq!([computed(&first), kept(&first), computed(&again), kept(&again)], [1, 0, 0, 1], "{first}{again}");
     }
 }
 

@@ -318,7 +318,8 @@ pub fn fingerprint(s: &Settings, spec: &Spec) -> Result<u64> {
             files.sort();
             for file in files {
                 let meta = fs::metadata(&file).map_err(|e| Error::io("read", &file, e))?;
-                let when = (meta.mtime(), meta.mtime_nsec());
+                // The time of the last change of the inode is not what archives and `touch` set.
+                let when = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec(), meta.ino() as i64];
                 hash.update(file.as_os_str().as_encoded_bytes());
                 hash.update(format!("\0{} {when:?}\n", meta.len()).as_bytes());
             }
