@@ -57,5 +57,10 @@ installed() {
 installed run_fsdp --max-steps 5 --metrics-path run.jsonl
 grep -q '"data":"flatshard' run.jsonl || { echo "wheel: not trained on the text in the program"; exit 1; }
 grep -q '"event":"end","steps":5' run.jsonl || { echo "wheel: the run did not end after 5 steps"; exit 1; }
+installed experiments compare run.jsonl run.jsonl --plot losses.png > /dev/null
+python3 -c '
+picture = open("losses.png", "rb").read()
+assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.endswith(b"IEND\xaeB`\x82"), picture[:16]
+assert int.from_bytes(picture[16:20], "big") == 2 * 960, "not twice the size of the SVG"'
 installed experiments smoke
-echo "wheel: installed from $(basename "$wheel"), it trains and experiments smoke passes"
+echo "wheel: installed from $(basename "$wheel"), it trains, draws a PNG, and experiments smoke passes"
