@@ -5,6 +5,7 @@ mod splits; // of a folder of rows
 pub use splits::{FolderSplit, has_config};
 
 use super::kind::{self, FileForm, Look};
+use super::slice::RowSlice;
 use crate::base::{Error, Result};
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -67,12 +68,14 @@ pub struct CorpusFile {
     /// The text itself if it is embedded in this program; `path` is then only a name.
     pub embedded: Option<&'static [u8]>,
     pub form: FileForm,
+    /// Some rows of the files at a path are read: which path of all, and which rows.
+    pub slice: Option<(usize, RowSlice)>,
 }
 
 impl CorpusFile {
     fn new(path: PathBuf, meta: &Metadata, named: bool) -> CorpusFile {
         let version = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec(), meta.ino() as i64];
-        CorpusFile { path, size: meta.len(), version, named, embedded: None, form: FileForm::Text }
+        CorpusFile { path, size: meta.len(), version, named, embedded: None, form: FileForm::Text, slice: None }
     }
 }
 
@@ -88,17 +91,20 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The files of the `dataset` paths: files as named, directories recursively, sorted by path. Hidden names are
-    /// skipped, and links to directories are not followed.
+    /// The files of the `dataset` paths, each with its slice if it has one: files as named, directories recursively,
+    /// sorted by path. Hidden names are skipped, and links to directories are not followed.
     pub fn find(paths: &[PathBuf]) -> Result<Corpus> {
         let (mut files, mut dangling) = (Vec::new(), Vec::new());
-        for path in paths {
+        let mut roots = Vec::new();
+        for (number, path) in paths.iter().enumerate() {
+            let (path, slice) = RowSlice::of(path)?;
+            let (slice, before) = (slice.map(|slice| (number, slice)), files.len());
             let meta = fs::metadata(path).map_err(|e| missing(path, e))?;
-            let path = splits::absolute(path)?;
+            let named = splits::absolute(path)?;
             if meta.is_dir() {
-                walk(&path, &mut files, &mut dangling)?;
+                walk(&named, &mut files, &mut dangling)?;
             } else if meta.is_file() {
-                files.push(CorpusFile::new(path, &meta, true));
+                files.push(CorpusFile::new(named, &meta, true));
             } else {
                 // Every rank reads it, and again after a restart: a pipe cannot be read twice.
                 return Err(Error::input(format!(
@@ -107,13 +113,15 @@ impl Corpus {
                     path.display()
                 )));
             }
+            files[before..].iter_mut().for_each(|file| file.slice = slice);
+            roots.extend(meta.is_dir().then_some((path, slice)));
         }
         none_dangles(&dangling)?;
         let (doubt, mut unread) = decide(&mut files)?;
         if files.iter().any(|file| CorpusKind::of(file.form).is_rows()) {
-            for path in paths.iter().filter(|path| path.is_dir()) {
+            for (path, slice) in roots {
                 let root = splits::absolute(path)?;
-                let inside = |file: &CorpusFile| !file.named && file.path.starts_with(&root);
+                let inside = |file: &CorpusFile| !file.named && file.slice == slice && file.path.starts_with(&root);
                 let at = files.iter().position(inside).unwrap_or(0);
                 let (here, mut others): (Vec<_>, Vec<_>) = files.into_iter().partition(inside);
                 let order = splits::reading_order(path, &here.iter().map(|f| f.path.as_path()).collect::<Vec<_>>())?;
@@ -143,6 +151,12 @@ impl Corpus {
                 CorpusKind::of(other.form).name(),
                 first.path.display(),
                 other.path.display()
+            )));
+        }
+        if !kind.is_rows() && files.iter().any(|file| file.slice.is_some()) {
+            return Err(Error::input(format!(
+                "`dataset` {what}: a slice is of rows, and these files are {}",
+                kind.name()
             )));
         }
         Ok(Corpus { kind, files, what, doubt })
@@ -281,6 +295,8 @@ fn missing(path: &Path, e: std::io::Error) -> Error {
         "; files are read from disk or from the hub: download it, or give its path"
     } else if text.contains(',') {
         "; several paths are separated by spaces, not by commas"
+    } else if text.contains('#') {
+        "; the first rows of a data set are NAME[:ROWS]"
     } else if text.contains(['*', '?']) {
         "; a pattern in quotes is not expanded: leave the quotes out, or name the directory"
     } else {

@@ -399,7 +399,7 @@ fn key(corpus: &Corpus, recipe: &Recipe) -> u64 {
     }
     for file in &corpus.files {
         hash.update(file.path.as_os_str().as_encoded_bytes());
-        hash.update(format!("\0{} {:?} {}\n", file.size, file.version, file.named).as_bytes());
+        hash.update(format!("\0{} {:?} {} {:?}\n", file.size, file.version, file.named, file.slice).as_bytes());
     }
     hash.digest()
 }
@@ -448,6 +448,9 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
             let long = room + dropped[Drop::TooLong as usize] > 0;
             let more = if long { ". Increase `max_len`" } else { "" };
             match all {
+                0 if corpus.files.iter().any(|file| file.slice.is_some()) => {
+                    format!("`dataset` {what}: no rows: the slice is empty")
+                }
                 0 => format!("`dataset` {what}: no rows: the file is empty"),
                 _ if room == all => format!(
                     "`dataset` {what}: none of its {all} rows leaves room for a response within max_len {max_len}. \

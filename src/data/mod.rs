@@ -10,6 +10,7 @@ mod shapes; // conversations and instructions, recognized by their keys
 mod message; // their messages
 mod array; // elements of a JSON array, streamed
 mod json; // rows of JSON, also as Python writes them
+pub mod slice; // some rows of a data set
 mod content; // decompressed files in UTF-8
 mod foreign; // files of other tools
 pub mod kind; // what a file is

@@ -141,8 +141,8 @@ impl Dataset {
         };
         let kind = options.format.sample();
         let mut shown = Shown { show, kind, numbers, next: 0, left: limit, unread: BTreeSet::new() };
-        for file in &corpus.files {
-            let read = reader::rows(file, RowUse::Tokens(&recipe, &mut shown));
+        for (file, window) in reader::windows(&corpus.files)? {
+            let read = reader::rows(file, window, RowUse::Tokens(&recipe, &mut shown));
             if shown.left == 0 {
                 break;
             }

@@ -8,6 +8,7 @@ use super::rows::{EachRow, RowUse, Rows};
 use super::text::Texts;
 use super::token_file::TokenWriter;
 use crate::base::{Error, Result};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Writes every file of `corpus`.
@@ -15,9 +16,9 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> R
     if corpus.kind == CorpusKind::Text {
         return Texts::new(&recipe.tokenizer, out)?.read(&corpus.files);
     }
-    for file in &corpus.files {
+    for (file, window) in windows(&corpus.files)? {
         match corpus.kind.is_rows() {
-            true => rows(file, RowUse::Tokens(recipe, out))?,
+            true => rows(file, window, RowUse::Tokens(recipe, out))?,
             false => npy::read(&file.path, recipe.bound, |ids| out.tokens(ids))?,
         }
         out.counts.files += 1;
@@ -26,9 +27,41 @@ pub(super) fn read(corpus: &Corpus, recipe: &Recipe, out: &mut TokenWriter) -> R
     Ok(())
 }
 
-/// Passes the rows of a file on.
-pub(super) fn rows(file: &CorpusFile, to: RowUse) -> Result<()> {
-    let mut rows = Rows::new(to);
+/// The files from which rows are read, and which of their rows.
+pub(super) fn windows(files: &[CorpusFile]) -> Result<Vec<(&CorpusFile, Range<u64>)>> {
+    let mut all = Vec::new();
+    for part in files.chunk_by(|one, next| one.slice == next.slice) {
+        let Some((_, slice)) = part[0].slice else {
+            all.extend(part.iter().map(|file| (file, 0..u64::MAX)));
+            continue;
+        };
+        // What is beyond the slice need not be counted, and neither need the last file.
+        let end = if slice.needs_count() { u64::MAX } else { slice.end() };
+        let (mut ends, mut seen) = (Vec::new(), 0);
+        for (i, file) in part.iter().enumerate() {
+            let is_last = i + 1 == part.len() && !slice.needs_count();
+            seen = if is_last || seen >= end { u64::MAX } else { seen + count(file)? };
+            ends.push(seen);
+        }
+        let (rows, mut first) = (slice.range(seen), 0);
+        for (file, last) in part.iter().zip(ends) {
+            let window = rows.start.saturating_sub(first)..rows.end.min(last).saturating_sub(first);
+            first = last;
+            all.extend(Some((file, window)).filter(|(_, window)| !window.is_empty()));
+        }
+    }
+    Ok(all)
+}
+
+fn count(file: &CorpusFile) -> Result<u64> {
+    let mut count = 0;
+    rows(file, 0..u64::MAX, RowUse::Count(&mut count))?;
+    Ok(count)
+}
+
+/// Passes on the rows of a file that are in the window.
+pub(super) fn rows(file: &CorpusFile, window: Range<u64>, to: RowUse) -> Result<()> {
+    let mut rows = Rows::new(to, window);
     match file.form {
         FileForm::Parquet => rows.parquet(&file.path),
         FileForm::Table(delimiter) => rows.table(&file.path, delimiter),
@@ -54,6 +87,6 @@ pub fn each_row(paths: &[PathBuf], each: &mut EachRow) -> Result<RowFiles> {
             kind.name()
         )));
     }
-    files.iter().try_for_each(|file| rows(file, RowUse::Fields(each)))?;
+    windows(&files)?.into_iter().try_for_each(|(file, window)| rows(file, window, RowUse::Fields(each)))?;
     Ok(RowFiles { what, files: files.len() as u64, bytes: files.iter().map(|file| file.size).sum() })
 }

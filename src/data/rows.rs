@@ -12,6 +12,7 @@ use super::shapes::{self, Shape};
 use super::token_file::TokenWriter;
 use crate::base::Result;
 use parquet::schema::types::Type;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A longer line is an error of its row.
@@ -56,6 +57,7 @@ pub type EachRow<'a> = dyn FnMut(String, RowResult<JsonRow>) -> Result<()> + 'a;
 pub(super) enum RowUse<'a> {
     Tokens(&'a Recipe, &'a mut dyn RowSink),
     Fields(&'a mut EachRow<'a>),
+    Count(&'a mut u64),
 }
 
 /// A row as its reader has it.
@@ -67,6 +69,9 @@ trait RawRow: Sync {
 /// Reads files of rows, one after another.
 pub(super) struct Rows<'a> {
     to: RowUse<'a>,
+    /// The rows of the file that are passed on, and how many there were before the next.
+    window: Range<u64>,
+    seen: u64,
     threads: usize,
     /// Results of one chunk, reused for the next.
     made: Vec<(TokenizedRow, RowResult<Outcome>)>,
@@ -76,9 +81,14 @@ pub(super) struct Rows<'a> {
 type NumberedRow<T> = (u64, RowResult<T>);
 
 impl<'a> Rows<'a> {
-    pub fn new(to: RowUse<'a>) -> Rows<'a> {
+    pub fn new(to: RowUse<'a>, window: Range<u64>) -> Rows<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
-        Rows { to, threads, made: Vec::new() }
+        Rows { to, window, seen: 0, threads, made: Vec::new() }
+    }
+
+    /// No later row is in the window.
+    fn is_over(&self) -> bool {
+        self.seen >= self.window.end
     }
 
     /// The schema without the columns that no row needs; the full schema if all are needed, or if the recipe's columns
@@ -107,13 +117,22 @@ impl<'a> Rows<'a> {
         piece: &mut Vec<NumberedRow<T>>,
         place: &dyn Fn(u64) -> TokenPlace<'p>,
     ) -> Result<()> {
+        let first = self.seen;
+        self.seen += piece.len() as u64;
+        piece.truncate(usize::try_from(self.window.end.saturating_sub(first)).unwrap_or(usize::MAX));
+        piece.drain(..piece.len().min(self.window.start.saturating_sub(first) as usize));
         let n = piece.len();
-        let Rows { to, threads, made } = self;
+        let Rows { to, threads, made, .. } = self;
         let (recipe, out) = match to {
             RowUse::Tokens(recipe, out) => (*recipe, out),
             RowUse::Fields(each) => {
                 let mut rows = piece.drain(..);
                 return rows.try_for_each(|(n, row)| each(place(n).to_string(), row.and_then(RawRow::fields)));
+            }
+            RowUse::Count(rows) => {
+                **rows += n as u64;
+                piece.clear();
+                return Ok(());
             }
         };
         if made.len() < n {

@@ -230,6 +230,7 @@ mod tests {
                 version: [0; 5],
                 named: false,
                 embedded: None,
+                slice: None,
                 form: FileForm::Text,
             }
         };

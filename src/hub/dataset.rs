@@ -151,8 +151,8 @@ fn prefix(folder: &str) -> String {
 /// The files of the split that is asked for.
 pub(super) fn of_split(name: &HubName, mut splits: Splits) -> Result<Vec<String>, String> {
     let split = name.split.as_deref().unwrap_or(TRAIN);
-    if split.contains(['[', '+', '%']) {
-        return Err(format!("{name}: slices and sums of splits are not read: name one split, and set `max_samples`"));
+    if split.contains('+') {
+        return Err(format!("{name}: sums of splits are not read: name each as a data set of its own"));
     }
     match splits.iter().position(|(known, _)| known == split) {
         Some(at) => Ok(splits.swap_remove(at).1),

@@ -11,7 +11,7 @@ use crate::nn::Lora;
 use crate::run::generate;
 use crate::run::plan::{check, data, objective, resume};
 use crate::run::settings::args::Files;
-use crate::run::settings::hub::{BASE, HubNames, NamedFiles, PROMPTS, without_weight};
+use crate::run::settings::hub::{BASE, DataName, HubNames, NamedFiles, PROMPTS};
 use crate::run::settings::value::set;
 use crate::run::settings::{LogLevel, Settings, effect, model::ModelSettings};
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
-    runs.iter_mut().try_for_each(eval_split)?;
+    runs.iter_mut().try_for_each(splits)?;
     runs.iter_mut().try_for_each(of_directories)?;
     runs.iter().try_for_each(whole_names)?;
     runs.iter_mut().try_for_each(base_of_adapter)?;
@@ -38,30 +38,35 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     Ok(())
 }
 
-/// Puts the split that is evaluated into the names of data sets; notes files, which have none.
-fn eval_split(s: &mut Settings) -> Result<()> {
-    let (Some(split), Some(texts)) = (&s.data.eval_split, &mut s.data.eval_dataset) else { return Ok(()) };
-    for text in texts {
-        let bad = |what: &str| Error::input(format!("`eval_split` {}: {}: {what}", quote(split), quote(&text)));
-        let named = match dataset(text) {
-            Some((_, name)) => Some(name.split),
-            None if Path::new(text).is_dir() => Some(None),
-            None => in_directory(text)
-                .map(|FolderSplit { split, .. }| text.ends_with(&format!(":{split}")).then(|| split.to_string())),
-        };
-        match named {
-            Some(Some(named)) if named == *split => {}
-            Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
-            Some(None) => *text = format!("{text}:{split}"),
-            None => s.notes.push(format!("--eval-split {split} has no effect here: {text}: a file is one split")),
+/// Puts splits that are settings of their own into the names of data sets; notes files, which have none.
+fn splits(s: &mut Settings) -> Result<()> {
+    let d = &mut s.data;
+    let all = [("split", &d.split, &mut d.dataset), ("eval_split", &d.eval_split, &mut d.eval_dataset)];
+    for (setting, split, texts) in all {
+        let Some(split) = split else { continue };
+        for text in texts.iter_mut().flatten() {
+            let bad = |what: &str| Error::input(format!("`{setting}` {}: {}: {what}", quote(split), quote(&text)));
+            let DataName { name, rest, .. } = DataName::of(text);
+            let named = match dataset(text) {
+                Some((_, name)) => Some(name.split),
+                None if Path::new(name).is_dir() => Some(None),
+                None => in_directory(name)
+                    .map(|FolderSplit { split, .. }| name.ends_with(&format!(":{split}")).then(|| split.to_string())),
+            };
+            match named {
+                Some(Some(named)) if named == *split => {}
+                Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
+                Some(None) => *text = format!("{name}:{split}{rest}"),
+                None => s.notes.push(format!("`{setting}` {split} has no effect here: {text}: a file is one split")),
+            }
         }
     }
     Ok(())
 }
 
-/// `DIR:SPLIT`, `DIR/CONFIG` or `DIR/CONFIG:SPLIT` of a directory, without a weight.
+/// `DIR:SPLIT`, `DIR/CONFIG` or `DIR/CONFIG:SPLIT` of a directory, without slice and weight.
 fn in_directory(text: &str) -> Option<FolderSplit<'_>> {
-    let named = without_weight(text).0;
+    let named = DataName::of(text).name;
     if Path::new(text).exists() || Path::new(named).exists() {
         return None;
     }
@@ -87,13 +92,13 @@ fn of_directories(s: &mut Settings) -> Result<()> {
             };
             let bad = |what: String| Error::input(format!("`{setting}` {}: {what}", quote(&text)));
             let files = corpus::of_split(named).map_err(|e| bad(e.to_string()))?;
-            match (without_weight(&text).1, &files[..]) {
-                (None, files) => texts.extend(files.iter().map(|file| file.display().to_string())),
-                (Some(weight), [file]) => texts.push(format!("{}:{weight}", file.display())),
-                (Some(_), files) => {
+            match (DataName::of(&text).rest, &files[..]) {
+                ("", files) => texts.extend(files.iter().map(|file| file.display().to_string())),
+                (rest, [file]) => texts.push(format!("{}{rest}", file.display())),
+                (_, files) => {
                     let n = files.len();
                     return Err(bad(format!(
-                        "the split has {n} files, and a weight is of one: put them in a directory"
+                        "the split has {n} files, and a slice or a weight is of one: put them in a directory"
                     )));
                 }
             }
@@ -202,7 +207,7 @@ fn is_model(text: &str) -> bool {
 
 /// The name in an entry of a data set, as text and parsed.
 fn dataset(text: &str) -> Option<(&str, HubName)> {
-    let given = without_weight(text).0;
+    let given = DataName::of(text).name;
     let name = HubName::dataset(given).filter(|_| !Path::new(text).exists() && !Path::new(given).exists())?;
     // rows/train.jsonl is a path with a mistake in it.
     (name.path.is_some() || !is_file(&name.repo)).then_some((given, name))
@@ -224,7 +229,7 @@ fn whole_names(s: &Settings) -> Result<()> {
         if let Some(name) = HubName::in_address(&text) {
             return bad("an address is no name of the hub", name);
         }
-        if let Some(name) = HubName::of_one_word(&text).filter(|_| !Path::new(without_weight(&text).0).exists()) {
+        if let Some(name) = HubName::of_one_word(&text).filter(|_| !Path::new(DataName::of(&text).name).exists()) {
             return bad("no such file or directory, and names of the hub are OWNER/NAME", name);
         }
     }
@@ -375,9 +380,8 @@ fn apply(s: &mut Settings, names: &HubNames) {
                     "rollouts" => &mut s.objective.rollouts,
                     _ => &mut s.data.eval_dataset,
                 };
-                for text in of.iter_mut().flatten().filter(|text| without_weight(text).0 == given) {
-                    let weight = without_weight(text).1.map_or(String::new(), |weight| format!(":{weight}"));
-                    *text = format!("{}{weight}", path().unwrap_or_default().display());
+                for text in of.iter_mut().flatten().filter(|text| DataName::of(text).name == given) {
+                    *text = format!("{}{}", path().unwrap_or_default().display(), DataName::of(text).rest);
                 }
             }
         }
@@ -394,7 +398,7 @@ mod tests {
     fn paths_and_names_take_each_others_place() {
         let mut s = Settings::default();
         s.model.pretrain = Some("o/m".into());
-        s.data.dataset = Some(vec!["o/d:test:0.25".into(), "rows.jsonl:0.75".into()]);
+        s.data.dataset = Some(vec!["o/d:test[:10%]:0.25".into(), "rows.jsonl:0.75".into()]);
         s.objective.rollouts = Some(vec!["o/r".into()]);
         let named = |setting: &str, given: &str, pinned: &str, path: &str| NamedFiles {
             setting: setting.into(),
@@ -407,12 +411,12 @@ mod tests {
         let names = HubNames { all, ..HubNames::default() };
         apply(&mut s, &names);
         assert_eq!(s.model.pretrain.as_deref(), Some(Path::new("/c/m")));
-        assert_eq!(s.data.dataset, Some(vec!["/c/d:0.25".into(), "rows.jsonl:0.75".into()]));
+        assert_eq!(s.data.dataset, Some(vec!["/c/d[:10%]:0.25".into(), "rows.jsonl:0.75".into()]));
         assert_eq!(s.objective.rollouts, Some(vec!["/c/r".into()]));
         let mut config = json!(s);
         config["data"]["tokenizer"] = json!("/c/m");
         names.restore(&mut config);
         assert_eq!((&config["model"]["pretrain"], &config["data"]["tokenizer"]), (&json!("o/m@1"), &json!("o/m@1")));
-        assert_eq!(config["data"]["dataset"], json!(["o/d@2:test:0.25", "rows.jsonl:0.75"]));
+        assert_eq!(config["data"]["dataset"], json!(["o/d@2:test[:10%]:0.25", "rows.jsonl:0.75"]));
     }
 }

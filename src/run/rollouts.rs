@@ -22,7 +22,7 @@ use crate::engine::SamplerSize;
 use crate::nn::Spec;
 use crate::run::generate::prompts::{self, EncodedPrompt, PromptEncoder, SkippedRows};
 use crate::run::settings::Settings;
-use crate::run::settings::hub::without_weight;
+use crate::run::settings::hub::DataName;
 use crate::run::settings::value::set;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -35,9 +35,9 @@ pub const TEXTS: usize = 64;
 /// The files and directories of prompts.
 fn files(s: &Settings) -> Result<Vec<PathBuf>> {
     let given = s.data.dataset.as_deref().unwrap_or_default();
-    if let Some((path, Some(weight))) = given.iter().map(|path| without_weight(path)).find(|path| path.1.is_some()) {
+    if let Some((path, weight)) = given.iter().find_map(|path| Some((path, DataName::of(path).weight?))) {
         return Err(Error::input(format!(
-            "--dataset {path}:{weight}: prompts are read one path after another, without weights; remove :{weight}"
+            "--dataset {path}: prompts are read one path after another, without weights; remove :{weight}"
         )));
     }
     match given {

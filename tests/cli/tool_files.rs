@@ -256,7 +256,7 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
     refused(&dir, "ax.yml", &two, &["lora_modules_to_save", "adapters are trained alone", "adopt_adamw"]);
     for (from, to, words) in [
         ("type: alpaca", "type: gpteacher", ["datasets[0].type", "alpaca, chat_template or completion"]),
-        ("type: alpaca", "split: 'train[:5%]'", ["datasets[0].split", "--max-samples"]),
+        ("type: alpaca", "split: train+test", ["datasets[0].split", "a data set of its own"]),
         ("type: alpaca", "shards: 4", ["datasets[0].shards", "has no equivalent"]),
         (
             "type: alpaca",
@@ -363,14 +363,12 @@ fn llama_factory_finds_its_data_sets_by_name() {
         assert!(seen.starts_with(&text.replace("\\n", "\n")), "{name}: {seen}");
     }
     fs::write(dir.path("data/asked.jsonl"), format!("{pair}\n").repeat(40)).unwrap();
-    // A limit of each data set, beyond which none has rows.
-    let (_, said) = plan(
-        &dir,
-        "lf.yaml",
-        &LLAMA_FACTORY.replace("cutoff_len", "max_samples: 1000\ncutoff_len"),
-        &format!("{chat} --verbose"),
-    );
-    assert!(said.contains("max_samples: 1000 has no effect here: no data set has more rows"), "{said}");
+    // A limit of each data set, not of all.
+    let limited = LLAMA_FACTORY.replace("cutoff_len", "max_samples: 9\ncutoff_len");
+    let (read, _) = plan(&dir, "lf.yaml", &limited, chat);
+    let paths: Vec<&str> = read["data"]["dataset"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(paths.len() == 2 && paths.iter().all(|path| path.ends_with("[:9]")), "{paths:?}");
+    assert!(read["data"]["max_samples"].is_null(), "{read}");
     let texts = "texts.jsonl\npacking: true";
     fs::write(dir.path("texts.jsonl"), "{\"text\": \"a long text, and more of it\"}\n".repeat(400)).unwrap();
     let pt = LLAMA_FACTORY.replace("asks,more", texts).replace("stage: sft", "stage: pt");
@@ -393,7 +391,6 @@ fn llama_factory_finds_its_data_sets_by_name() {
         ("asks,more", "part", ["part.columns.query", "would not be read"]),
         ("asks,more", "askz", ["no data set askz", "asks"]),
         ("asks,more", "odd", ["odd.tags.role_tag", "ShareGPT"]),
-        ("trust_remote_code: true", "max_samples: 9", ["max_samples", "each of the 2 data sets"]),
     ] {
         refused(&dir, "lf.yaml", &LLAMA_FACTORY.replace(from, to), &words);
     }

@@ -28,6 +28,7 @@ mod order;
 mod packing;
 mod sft;
 mod shapes;
+mod slices;
 mod streams;
 mod templates;
 mod tokens;

@@ -41,7 +41,15 @@ fn own() -> Vec<CorpusFile> {
                     let size = text.len() as u64;
                     files.push((
                         name,
-                        CorpusFile { path, size, version, named: false, embedded: Some(text), form: FileForm::Text },
+                        CorpusFile {
+                            path,
+                            size,
+                            version,
+                            named: false,
+                            embedded: Some(text),
+                            form: FileForm::Text,
+                            slice: None,
+                        },
                     ));
                 }
                 DirEntry::File(_) => {}

@@ -41,6 +41,11 @@ impl Rows<'_> {
         let others = others(read);
         let holds_json = holds_json(read);
         let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
+        if let RowUse::Count(count) = &mut self.to {
+            **count += rows;
+            return Ok(());
+        }
+        let rows = self.window.end.min(rows).saturating_sub(self.window.start);
         let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
         let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));
         if let RowUse::Tokens(_, out) = &mut self.to {
@@ -61,6 +66,9 @@ impl Rows<'_> {
                 number += 1;
                 if piece.len() == ROWS {
                     self.put(&mut piece, &place)?;
+                    if self.is_over() {
+                        return Ok(());
+                    }
                 }
             }
         }

@@ -47,6 +47,9 @@ impl Rows<'_> {
             if piece.len() == ROWS || bytes >= BYTES {
                 self.put(&mut piece, &place)?;
                 bytes = 0;
+                if self.is_over() {
+                    break;
+                }
             }
         }
         self.put(&mut piece, &place)

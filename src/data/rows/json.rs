@@ -57,6 +57,9 @@ impl Rows<'_> {
             if piece.len() == ROWS || bytes >= BYTES {
                 self.put(&mut piece, &place)?;
                 bytes = 0;
+                if self.is_over() {
+                    break;
+                }
             }
         }
         self.put(&mut piece, &place)
@@ -67,6 +70,9 @@ impl Rows<'_> {
         let broken = |broken| error(path, broken, &TokenPlace::Row(path, 0));
         let Some(key) = lists.next().map_err(broken)? else { return Ok(()) };
         self.array(path, lists.elements())?;
+        if self.is_over() {
+            return Ok(()); // within the list
+        }
         match lists.next().map_err(broken)? {
             None => Ok(()),
             Some(other) => Err(Error::in_file(
@@ -105,6 +111,9 @@ impl Rows<'_> {
             if piece.len() == ROWS || bytes >= BYTES {
                 self.put(&mut piece, &|n| TokenPlace::Line(path, n))?;
                 bytes = 0;
+                if self.is_over() {
+                    break;
+                }
             }
         }
         self.put(&mut piece, &|n| TokenPlace::Line(path, n))

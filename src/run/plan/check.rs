@@ -14,6 +14,7 @@ use crate::run::plan::save::{self, SaveOptions};
 use crate::run::plan::sized::SizedEngine;
 use crate::run::plan::{evaluations, objective};
 use crate::run::settings::Settings;
+use crate::run::settings::hub::DataName;
 use crate::run::trace::memory::TIMELINE;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -77,7 +78,7 @@ fn replaceable(flag: &str, path: &Path, begins: &str) -> Result<()> {
 /// A file that grows is none that the run reads.
 fn is_no_input(s: &Settings, flag: &str, path: &Path) -> Result<()> {
     let named = [&s.data.dataset, &s.data.eval_dataset, &s.objective.rollouts];
-    let files = named.into_iter().flatten().flatten().map(PathBuf::from);
+    let files = named.into_iter().flatten().flatten().map(|text| PathBuf::from(DataName::of(text).name));
     let models = [&s.model.pretrain, &s.objective.ref_pretrain, &s.objective.teacher, &s.lora.merge, &s.lora.adapter];
     let within = |dir: &&PathBuf| path.exists() && path.parent().is_some_and(|parent| ckpt::same_place(parent, dir));
     let read = files.into_iter().find(|file| file.exists() && ckpt::same_place(path, file));

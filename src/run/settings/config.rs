@@ -58,6 +58,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
     let tunes = layer.follows && layer.tunes;
     let mut requested = layer.settings;
     lay(&mut requested, flags);
+    effect::evaluated(&mut requested);
     if requested["run"]["nproc_per_node"] == blocks::AUTO {
         requested["run"]["nproc_per_node"] = Value::Null;
     }

@@ -10,11 +10,15 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
     /// Text, .jsonl, .json, .csv, .parquet or .npy (tokens) files or directories, names of the hub (OWNER/NAME,
-    /// OWNER/NAME@REVISION, OWNER/NAME:SPLIT, OWNER/NAME/FILE), or `synthetic` [default: Rust sources in cargo's
-    /// registry]
+    /// OWNER/NAME@REVISION, OWNER/NAME:SPLIT, OWNER/NAME/FILE), or `synthetic`; NAME[:500] is some rows [default: Rust
+    /// sources in cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH|NAME")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
+    /// Split of the directories and of the hub's data sets in --dataset, such as train_sft [default: the one in the
+    /// name, else train]
+    #[arg(long, value_name = "SPLIT")]
+    pub split: Option<String>,
     /// Sampling weight of each --dataset path, which can also be written there as PATH:WEIGHT [default: all paths are
     /// one data set]
     #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "W")]
@@ -25,8 +29,8 @@ pub struct DataSettings {
     #[arg(long, num_args = 1.., value_name = "PATH")]
     #[serde(deserialize_with = "one_or_many")]
     pub eval_dataset: Option<Vec<String>>,
-    /// Split of the directories and of the hub's data sets in --eval-dataset, such as test [default: the one in the
-    /// name, else train]
+    /// Split of the directories and of the hub's data sets in --eval-dataset, or, without that, in --dataset, such as
+    /// test [default: the one in the name, else train]
     #[arg(long, value_name = "SPLIT")]
     pub eval_split: Option<String>,
     /// Rows to hold out for evaluation: a fraction below 1, or a number of rows, of each data set [default: 1 %, from 8

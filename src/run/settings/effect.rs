@@ -4,6 +4,7 @@ use crate::base::{Error, Result};
 use crate::ckpt;
 use crate::nn::Arch;
 use crate::optim::DecayShape;
+use crate::run::settings::hub::DataName;
 use crate::run::settings::model::ModelSettings;
 use crate::run::settings::names::{ArchName, StrategyName};
 use serde_json::{Value, json};
@@ -24,6 +25,25 @@ pub fn supersede(lower: &mut Value, upper: &Value) {
                 lower[section][unset] = Value::Null;
             }
         }
+    }
+}
+
+/// A split that is evaluated is one of the data set, where no other data is named.
+pub fn evaluated(requested: &mut Value) {
+    let data = &requested["data"];
+    let names =
+        data["dataset"].as_array().into_iter().flatten().chain(data["dataset"].is_string().then_some(&data["dataset"]));
+    let without_split = |text: &Value| {
+        let name = DataName::of(text.as_str()?).name;
+        let split = name.rsplit_once(':').filter(|(_, split)| !split.contains('/') && !Path::new(name).exists());
+        let name = split.map_or(name, |(name, _)| name);
+        (!Path::new(name).is_file() && name != "synthetic").then(|| name.to_string())
+    };
+    let names: Option<Vec<String>> = names.map(without_split).collect();
+    if let (false, true, Some(names)) = (data["eval_split"].is_null(), data["eval_dataset"].is_null(), names)
+        && !names.is_empty()
+    {
+        requested["data"]["eval_dataset"] = json!(names);
     }
 }
 

@@ -1,4 +1,5 @@
 //! Names of the hub among the settings, and the files that they stand for. Never resolves one: `run/resolve.rs` does.
+use crate::data::slice::RowSlice;
 use crate::hub::HubCommits;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -30,11 +31,21 @@ pub const BASE: &str = "base_model_name_or_path";
 /// The prompts that `--generate` names.
 pub const PROMPTS: &str = "generate";
 
-/// A data set, and the weight behind it.
-pub fn without_weight(text: &str) -> (&str, Option<&str>) {
-    match text.rsplit_once(':') {
-        Some((name, weight)) if !Path::new(text).exists() && weight.parse::<f64>().is_ok() => (name, Some(weight)),
-        _ => (text, None),
+/// `NAME[FROM:TO]:WEIGHT` of a data set: what it is called, and what is read of it.
+pub struct DataName<'a> {
+    pub name: &'a str,
+    pub weight: Option<&'a str>,
+    /// Slice and weight as they were written.
+    pub rest: &'a str,
+}
+
+impl DataName<'_> {
+    pub fn of(text: &str) -> DataName<'_> {
+        let weighted = text.rsplit_once(':').filter(|(_, weight)| weight.parse::<f64>().is_ok());
+        let weighted = weighted.filter(|_| !Path::new(text).exists());
+        let (name, weight) = weighted.map_or((text, None), |(name, weight)| (name, Some(weight)));
+        let (name, rest) = text.split_at(RowSlice::cut(name).0.len());
+        DataName { name, weight, rest }
     }
 }
 
@@ -54,7 +65,7 @@ impl HubNames {
                 for (path, pinned) in named {
                     match text.strip_prefix(&path) {
                         Some("") => return text.clone_from(pinned),
-                        Some(weight) if weight.starts_with(':') => return *text = format!("{pinned}{weight}"),
+                        Some(rest) if rest.starts_with([':', '[']) => return *text = format!("{pinned}{rest}"),
                         _ => {}
                     }
                 }

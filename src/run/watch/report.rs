@@ -365,20 +365,26 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool, exported: Option<&Path>) -> 
             "nothing was saved: use --ckpt-dir DIR for checkpoints, --save-hf DIR to export the model".to_string()
         }
         (Some(dir), _) if adapted => format!(
-            "--resume auto and a larger {larger} train on\n         --lora-merge {}/step-{steps:08} --save-hf DIR merges",
-            dir.display()
+            "--resume auto and a larger {larger} train on\n         --lora-merge {} --save-hf DIR merges",
+            word(&dir.join(format!("step-{steps:08}")))
         ),
         (Some(dir), _) => {
-            let dir = dir.display();
+            let dir = word(dir);
             let resume = format!("--resume auto and a larger {larger} train on");
             match plan.engine.spec.score {
                 true => resume,
                 false => format!("{resume}\n         --ckpt-dir {dir} {generate} {does}"),
             }
         }
-        (None, Some(dir)) => format!("--pretrain {} {generate} {does}", exported.unwrap_or(dir).display()),
+        (None, Some(dir)) => format!("--pretrain {} {generate} {does}", word(exported.unwrap_or(dir))),
     };
     Some(format!("{:<LABEL$}{what}", "next"))
+}
+
+/// A path to be typed in a shell.
+fn word(path: &Path) -> String {
+    let text = path.display().to_string();
+    if text.contains(char::is_whitespace) { format!("'{text}'") } else { text }
 }
 
 /// Keys of the model's configuration that change nothing.

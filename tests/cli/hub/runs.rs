@@ -84,6 +84,31 @@ fn the_split_that_is_evaluated_may_be_a_flag() {
     assert!(code == 2 && text.contains("--dataset folder:dev: folder has no split dev; it has train, test"), "{text}");
 }
 
+/// As TRL's commands have it; and the rows of a part of it.
+#[test]
+fn the_split_that_is_trained_on_may_be_a_flag_and_sliced() {
+    let place = place_of_the_seeds();
+    let row = |split: &str, i: usize| format!("{{\"text\": \"the {split} row {i}\"}}\n");
+    let rows = |split: &str| (0..50).map(|i| row(split, i)).collect::<String>();
+    let parts = ["train_sft", "test_sft"].map(|split| (format!("data/{split}-00000-of-00001.jsonl"), rows(split)));
+    let parts = parts.each_ref().map(|(name, rows)| (&name[..], rows.as_bytes()));
+    place.server.put("datasets", "o/chats", &commit('e'), files(&parts));
+    let trl = "--model_name_or_path meta-llama/Meta-Llama-3-8B --dataset_train_split train_sft --dataset_test_split \
+               test_sft --max_steps 1 --no-sample --nproc-per-node 1 --metrics-path m.jsonl";
+    let (code, text) = run(&place, &format!("{trl} --dataset_name o/chats[:60%]"), &[]);
+    assert!(code == 0 && text.contains(" in 30 samples") && text.contains(" in 50 samples"), "{text}");
+    let config = &events(&place.dir.path("m.jsonl"), "run")[0]["config"]["data"];
+    let named = |split: &str| format!("o/chats@{}:{split}", commit('e'));
+    assert_eq!(config["dataset"], json!([format!("{}[:60%]", named("train_sft"))]));
+    assert_eq!(config["eval_dataset"], json!([named("test_sft")]));
+    let shown =
+        Run(command(&place, &format!("{trl} --dataset_name o/chats[-1:] --print-samples 9"), &[]).spawn().unwrap());
+    let text = shown.end().stdout;
+    assert!(text.matches("\"row\"").count() == 1 && text.contains("the train_sft row 49"), "{text}");
+    let (code, text) = run(&place, "--dataset o/chats#500 --max-steps 1", &[]);
+    assert!(code == 2 && text.contains("the first rows of a data set are NAME[:ROWS]"), "{text}");
+}
+
 #[test]
 fn the_command_of_the_seeds_runs_names_its_commits_and_resumes_with_them() {
     let place = place_of_the_seeds();

@@ -2,6 +2,7 @@
 use super::rewriting::Rewriting;
 use crate::base::{Result, quote};
 use crate::data::corpus::{self, FolderSplit};
+use crate::data::slice::RowSlice;
 use serde_json::Value;
 use std::path::Path;
 
@@ -11,6 +12,7 @@ pub(super) struct DataPlace {
     pub path: String,
     /// Files in place of the path.
     pub files: Vec<String>,
+    /// Also with a slice.
     pub split: Option<String>,
     pub revision: Option<String>,
     /// Name of a configuration, or a folder of the repository.
@@ -20,10 +22,11 @@ pub(super) struct DataPlace {
 impl DataPlace {
     /// The words of `--dataset`; `at` is the entry's key in the file.
     pub fn words(self, at: &str, out: &Rewriting) -> Result<Vec<String>> {
-        if let Some(split) = self.split.as_ref().filter(|split| split.contains(['[', '+'])) {
-            let why = "a split is read whole: set --max-samples, or write the rows to a file";
+        if let Some(split) = self.split.as_ref().filter(|split| split.contains('+')) {
+            let why = "a sum of splits is not read: list each as a data set of its own";
             return Err(out.refuse(&format!("{at}.split"), &Value::from(split.as_str()), why));
         }
+        let (split, slice) = self.split.as_deref().map_or(("train", ""), RowSlice::cut);
         let dir = Path::new(&self.path);
         if !self.files.is_empty() {
             // As in the library `datasets`, they are relative to the directory.
@@ -31,7 +34,11 @@ impl DataPlace {
                 path if !Path::new(&file).exists() && path.exists() => path.display().to_string(),
                 _ => file,
             };
-            return Ok(self.files.into_iter().map(within).collect());
+            if self.files.len() > 1 && !slice.is_empty() {
+                let why = "a slice is of one file: put them in a directory";
+                return Err(out.refuse(&format!("{at}.split"), &Value::from(format!("{split}{slice}")), why));
+            }
+            return Ok(self.files.into_iter().map(|file| within(file) + slice).collect());
         }
         let subset = self.subset.filter(|name| name != "default");
         if dir.exists() {
@@ -40,21 +47,22 @@ impl DataPlace {
                 let why = "no card names it there: name the files with data_files";
                 return Err(out.refuse(&format!("{at}.name"), &Value::from(subset), why));
             }
-            return match self.split.filter(|split| dir.is_dir() && split != "train").or(config.map(|_| "train".into()))
-            {
-                None => Ok(vec![self.path]),
-                Some(split) => {
-                    let files = corpus::of_split(FolderSplit { folder: dir, config, split: &split });
-                    let files = files.map_err(|e| out.fault(format!("{at}.split is {}: {e}", quote(&split))))?;
-                    Ok(files.iter().map(|file| file.display().to_string()).collect())
-                }
-            };
+            if config.is_none() && (split == "train" || !dir.is_dir()) {
+                return Ok(vec![self.path + slice]);
+            }
+            let files = corpus::of_split(FolderSplit { folder: dir, config, split });
+            let files = files.map_err(|e| out.fault(format!("{at}.split is {}: {e}", quote(split))))?;
+            if files.len() > 1 && !slice.is_empty() {
+                let why = "the split has several files, and a slice is of one: put them in a directory";
+                return Err(out.refuse(&format!("{at}.split"), &Value::from(format!("{split}{slice}")), why));
+            }
+            return Ok(files.iter().map(|file| format!("{}{slice}", file.display())).collect());
         }
-        let (revision, split) = (self.revision, self.split.filter(|split| split != "train"));
+        let (revision, split) = (self.revision, Some(split).filter(|split| *split != "train"));
         let mut name = self.path;
         name.extend(revision.iter().flat_map(|revision| ["@", revision]));
         name.extend(subset.iter().flat_map(|subset| ["/", subset]));
-        name.extend(split.iter().flat_map(|split| [":", split]));
-        Ok(vec![name])
+        name.extend(split.into_iter().flat_map(|split| [":", split]));
+        Ok(vec![name + slice])
     }
 }

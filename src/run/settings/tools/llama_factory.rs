@@ -2,8 +2,7 @@
 //! `synonyms.tsv`.
 use super::entry::DataPlace;
 use super::rewriting::{CHATML, FileTree, Rewriting, strings};
-use crate::base::{Error, Result, open, quote};
-use crate::data::each_row;
+use crate::base::{Result, open, quote};
 use crate::run::settings::synonyms::nearest;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -18,7 +17,11 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     for (key, value) in &tree {
         match key.as_str() {
             _ if value.is_null() => out.set(key, Value::Null, key)?,
-            "dataset" | "eval_dataset" => data_sets(&tree, key, value, out)?,
+            "dataset" | "eval_dataset" => {
+                // The first of each data set; of one that is trained on, it is our own setting.
+                let most = tree.get("max_samples").filter(|_| sets > 1 || key == "eval_dataset");
+                data_sets(&tree, key, value, most.and_then(Value::as_u64), out)?;
+            }
             "dataset_dir" => {}
             "lora_rank" | "lora_alpha" | "lora_target" if goes_on => {
                 out.idle(&format!("{key}: {value}"), "the adapter of adapter_name_or_path has its own");
@@ -31,13 +34,7 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
                 out.set("tokenizer_chat_template", json!(text), key)?;
                 out.set("apply_chat_template", json!(true), key)?;
             }
-            "max_samples" if sets > 1 && !has_more(&tree, value, out)? => {
-                out.idle(&format!("{key}: {value}"), "no data set has more rows");
-            }
-            "max_samples" if sets > 1 => {
-                let why = format!("it counts samples of each of the {sets} data sets, --max-samples those of all");
-                return Err(out.refuse(key, value, &why));
-            }
+            "max_samples" if sets > 1 && value.is_u64() => {}
             "val_size"
                 if value.as_f64() == Some(0.0) && tree.get("eval_dataset").is_some_and(|sets| !sets.is_null()) =>
             {
@@ -75,40 +72,21 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     Ok(())
 }
 
-/// Whether a data set has more rows than `most`, or cannot be counted here: it is on the hub.
-fn has_more(tree: &FileTree, most: &Value, out: &Rewriting) -> Result<bool> {
-    let most = most.as_u64().unwrap_or(0);
-    let (names, Some((dir, all))) = (tree.get("dataset").and_then(strings).unwrap_or_default(), info(tree, out)?)
-    else {
-        return Ok(true);
-    };
-    for name in split(&names) {
-        let Some(file) = all[&name]["file_name"].as_str() else { return Ok(true) };
-        let mut rows = 0;
-        let counted = each_row(&[dir.join(file)], &mut |_, _| {
-            rows += 1;
-            if rows > most { Err(Error::Reported) } else { Ok(()) } // the rest does not matter
-        });
-        if counted.is_err() {
-            return Ok(true); // a file that cannot be read is reported with the data
-        }
-    }
-    Ok(false)
-}
-
 fn split(names: &[String]) -> Vec<String> {
     names.iter().flat_map(|name| name.split(',')).map(|name| name.trim().to_string()).collect()
 }
 
-fn data_sets(tree: &FileTree, key: &str, value: &Value, out: &mut Rewriting) -> Result<()> {
+/// `most`: rows of each.
+fn data_sets(tree: &FileTree, key: &str, value: &Value, most: Option<u64>, out: &mut Rewriting) -> Result<()> {
+    let slice = most.map_or(String::new(), |most| format!("[:{most}]"));
     let names = strings(value).ok_or_else(|| out.refuse(key, value, "expected names of data sets"))?;
     let info = info(tree, out)?;
     let mut words = Vec::new();
     for name in split(&names) {
         let at = format!("{INFO}: {}", quote(&name));
         match &info {
-            Some((dir, all)) if all[&name].is_object() => words.extend(entry(&at, dir, &all[&name], out)?),
-            _ if PathBuf::from(&name).exists() || name.contains('/') => words.push(name),
+            Some((dir, all)) if all[&name].is_object() => words.extend(entry(&at, dir, &all[&name], &slice, out)?),
+            _ if PathBuf::from(&name).exists() || name.contains('/') => words.push(name + &slice),
             Some((dir, all)) => {
                 let known = all.as_object().into_iter().flat_map(|all| all.keys().map(String::as_str));
                 let near = nearest(&name, known);
@@ -141,9 +119,10 @@ fn info(tree: &FileTree, out: &Rewriting) -> Result<Option<(PathBuf, Value)>> {
 }
 
 /// The words of `--dataset` for one description; sets the fields of its rows.
-fn entry(at: &str, dir: &Path, body: &Value, out: &mut Rewriting) -> Result<Vec<String>> {
+fn entry(at: &str, dir: &Path, body: &Value, slice: &str, out: &mut Rewriting) -> Result<Vec<String>> {
     let text = |key: &str| body[key].as_str().map(String::from);
-    let mut place = DataPlace { split: text("split"), ..DataPlace::default() };
+    let split = text("split").unwrap_or_else(|| "train".into()) + slice;
+    let mut place = DataPlace { split: Some(split), ..DataPlace::default() };
     match (text("hf_hub_url"), text("file_name")) {
         (Some(name), _) => {
             place.path = name;
