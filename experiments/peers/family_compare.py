@@ -66,6 +66,9 @@ FAMILIES = {
     "nemotron_h": dict(**NEMOTRON_H, num_hidden_layers=5, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]),
     "nemotron_h experts": dict(**NEMOTRON_H, num_hidden_layers=6, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
                                n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=24, n_group=2, topk_group=1),
+    "falcon_h1": dict(**WIDE, mamba_n_heads=6, mamba_d_ssm=48, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, embedding_multiplier=3.3,
+                      lm_head_multiplier=0.6, key_multiplier=1.7, attention_in_multiplier=1.1, attention_out_multiplier=0.9, ssm_in_multiplier=1.25,
+                      ssm_out_multiplier=0.7, ssm_multipliers=[0.7, 0.6, 0.9, 1.3, 0.8], mlp_multipliers=[0.6, 0.9]),
     "bamba": dict(**WIDE, mamba_n_heads=6, mamba_expand=2, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, attn_layer_indices=[1, 3]),
     "olmo clipped": dict(clip_qkv=0.4), "olmoe clipped": dict(clip_qkv=0.8, num_experts=4, num_experts_per_tok=2), "phi normed": dict(rope_parameters=PART, qk_layernorm=True),
     "stablelm normed": dict(rope_parameters=PART, qk_layernorm=True), "cohere normed": dict(logit_scale=0.25, use_qk_norm=True),
@@ -165,7 +168,7 @@ TARGETS = {
     "youtu": ["q_a_proj", "q_b_proj", *LOW_RANK], "minicpm3": ["q_a_proj", "q_b_proj", *LOW_RANK],
     "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
-    "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
+    "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "falcon_h1": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "gate_proj", "up_proj", "down_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"], "olmoe clipped": ["q_proj", "k_proj", "v_proj", "o_proj"],
 } | dict.fromkeys(["sarvam_moe", "granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
@@ -179,7 +182,7 @@ MESHES = {
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
 # What a family's layers cannot do yet, which must be refused by name.
-REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm3", "lfm2_moe", "lfm2_vl", "lfm3_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
+REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["falcon_h1", "bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm3", "lfm2_moe", "lfm2_vl", "lfm3_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
 
 EP = {"ep 2": ["--nproc-per-node", 2, "--batch-size", 2, "--ep-size", 2]}
 

@@ -5,6 +5,7 @@ mod defaults;
 mod dropout;
 mod experts; // chosen by probabilities
 mod falcon; // layouts of queries, keys and values
+mod falcon_h1; // factors of what matrices give
 mod gemma; // heads of two sizes
 mod granite; // multipliers
 mod keys;
@@ -202,7 +203,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         ["num_key_value_heads", "head_dim"].iter().for_each(|key| drop(map.shift_remove(*key)));
     }
     map.extend(object(windows(spec, of.window)));
-    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !has_mamba(spec.arch)) {
+    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !read::has_mamba(spec.arch)) {
         map.extend(object(delta_json(net, &spec.recurrent)));
     }
     let more = match spec.arch {
@@ -258,6 +259,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             map.insert("rope_parameters".into(), keys);
             Value::Object(granite::bamba_json(spec))
         }
+        Arch::FalconH1 => falcon_h1::json(spec),
         Arch::MiniCpm3 => json!({
             "scale_emb": decimal(spec.embed_multiplier),
             "scale_depth": spec.residual_multiplier as f64 * (spec.layers as f64).sqrt(),
@@ -312,11 +314,6 @@ fn has_sections(arch: Arch, theta: f64, [rope, local]: [&Rotary; 2]) -> bool {
         Arch::Olmo3 => is_long || rope.theta != theta || *local != Rotary::new(theta),
         _ => false,
     }
-}
-
-/// Whether a family's recurrent layers are Mamba.
-fn has_mamba(arch: Arch) -> bool {
-    matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba)
 }
 
 /// The keys of sliding windows.
@@ -446,6 +443,7 @@ pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
             ("rotated elements of a head", format!("{:?}", s.rotary_dim)),
             ("layers with rotary positions", format!("{:?}", s.rotated)),
             ("factors", format!("{} {} {}", s.embed_multiplier, s.residual_multiplier, s.logit_scale)),
+            ("factors within blocks", format!("{:?}", s.block_factors)),
             ("query scalar", format!("{:?}", s.query_scalar.unwrap_or(s.head_dim as f64))),
             ("score scale", format!("{:?}", s.score_scale)),
             ("score softcap", s.score_cap.to_string()),

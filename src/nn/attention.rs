@@ -147,6 +147,11 @@ fn head_weights<'a>(cx: &Cx<'a>, w: Weights<'a>, shape: &QkNormRopeShape, of: Op
 }
 
 impl AttentionBranch {
+    /// The branch's matrices, in the order of their segments.
+    pub fn linears(&mut self) -> Vec<&mut Linear> {
+        let latents = self.latent.iter_mut().flat_map(LatentProjections::linears);
+        self.qkv.iter_mut().chain(&mut self.gate).chain(latents).chain([&mut self.out]).collect()
+    }
     fn table<'a>(&self, cx: &Cx<'a>) -> View<'a> {
         cx.tables[self.turns as usize]
     }

@@ -9,7 +9,6 @@ use super::context::Cx;
 use super::conv::ConvBranch;
 use super::delta::DeltaBranch;
 use super::experts::{SharedExpert, SparseBranch};
-use super::latent::LatentProjections;
 use super::layout::Layout;
 use super::linear::Linear;
 use super::lora::Lora;
@@ -40,6 +39,8 @@ pub enum Mixer {
     Attention(AttentionBranch),
     Delta(DeltaBranch),
     Conv(ConvBranch),
+    /// Side by side.
+    Both(AttentionBranch, DeltaBranch),
     /// The block has the second branch only.
     None,
 }
@@ -69,7 +70,7 @@ impl DecoderBlock {
     /// The first branch, if it is attention.
     pub fn attention(&self) -> Option<&AttentionBranch> {
         match &self.mixer {
-            Mixer::Attention(attention) => Some(attention),
+            Mixer::Attention(attention) | Mixer::Both(attention, _) => Some(attention),
             Mixer::Delta(_) | Mixer::Conv(_) | Mixer::None => None,
         }
     }
@@ -87,11 +88,8 @@ impl DecoderBlock {
         // Backward multiplies the inputs of shared experts by factors first.
         let is_plain = self.sparse().is_none();
         let (keeps, of_mixer): (bool, Vec<&mut Linear>) = match &mut self.mixer {
-            Mixer::Attention(AttentionBranch { qkv, gate, latent, out, .. }) => {
-                let keeps = is_plain && latent.is_none();
-                let latents = latent.iter_mut().flat_map(LatentProjections::linears);
-                (keeps, qkv.iter_mut().chain(gate).chain(latents).chain([out]).collect())
-            }
+            Mixer::Attention(attention) => (is_plain && attention.latent.is_none(), attention.linears()),
+            Mixer::Both(attention, delta) => (false, attention.linears().into_iter().chain(delta.linears()).collect()),
             Mixer::Delta(delta) => (false, delta.linears()),
             Mixer::Conv(conv) => (false, conv.linears()),
             Mixer::None => (false, Vec::new()),
@@ -140,6 +138,12 @@ impl DecoderBlock {
             Mixer::Conv(conv) => {
                 conv.forward(cx, w, x, &mut saved.recurrent, &mut saved.attention.branch, scratch, after)?
             }
+            Mixer::Both(attention, delta) => {
+                let [of_attention, of_other] = self.of_mixers(cx);
+                let mut after = after;
+                attention.forward(&of_attention, w, x, &mut saved.attention, scratch, after.reborrow())?;
+                delta.forward(&of_other, w, x, &mut saved.recurrent, scratch, after)?
+            }
             Mixer::None => cx.dev.copy(x, after)?,
         }
         match &self.mlp {
@@ -149,7 +153,7 @@ impl DecoderBlock {
                     Some(_) => Some(saved.per_layer.x.rows_mut(cx.rows())),
                     None => y.as_mut().map(ViewMut::reborrow),
                 };
-                mlp.forward(cx, w, beside, &mut saved.mlp, scratch, y)?
+                mlp.forward(&cx.times(cx.spec.block_factors.mlp), w, beside, &mut saved.mlp, scratch, y)?
             }
             FeedForward::Sparse(sparse) => return sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
             FeedForward::None => {
@@ -159,6 +163,10 @@ impl DecoderBlock {
             }
         }
         self.end(cx, w, saved, scratch, y)
+    }
+    /// For attention and for a mixer next to it.
+    fn of_mixers<'a>(&self, cx: &Cx<'a>) -> [Cx<'a>; 2] {
+        [cx.spec.block_factors.attention, cx.spec.block_factors.other].map(|factor| cx.times(factor))
     }
     /// What follows a dense branch.
     fn end(&self, cx: &Cx, w: Weights, saved: &mut Saved, scratch: &mut Scratch, mut y: Option<ViewMut>) -> Result<()> {
@@ -243,13 +251,22 @@ impl DecoderBlock {
         }
         let beside = self.parallel.then_some(x);
         match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?,
+            FeedForward::Dense(mlp) => {
+                let cx = &cx.times(cx.spec.block_factors.mlp);
+                mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?
+            }
             FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
             FeedForward::None => {}
         }
         match &self.mixer {
             Mixer::Attention(attention) => attention.backward(cx, w, dw, x, &saved.attention, scratch, dy),
             Mixer::Delta(delta) => delta.backward(cx, w, dw, x, &saved.recurrent, scratch, dy),
+            Mixer::Both(attention, delta) => {
+                let [of_attention, of_other] = self.of_mixers(cx);
+                cx.dev.copy(dy.as_view(), scratch.beside.rows_mut(cx.rows()))?;
+                delta.backward(&of_other, w, dw, x, &saved.recurrent, scratch, dy.reborrow())?;
+                attention.backward(&of_attention, w, dw, x, &saved.attention, scratch, dy)
+            }
             Mixer::Conv(conv) => conv.backward(cx, w, dw, x, &saved.recurrent, &saved.attention.branch, scratch, dy),
             Mixer::None => Ok(()),
         }

@@ -196,6 +196,10 @@ impl Cx<'_> {
     pub fn straight(&self, cut: bool) -> bool {
         self.dropout.is_none() && self.residual == 1.0 && self.split.part(cut).of == 1
     }
+    /// The same for a branch whose output has a factor of its own.
+    pub fn times(&self, factor: f32) -> Self {
+        Cx { residual: self.residual * factor, ..*self }
+    }
     /// What becomes of a branch's output before it is added to the residual, in place, the same for forward and
     /// backward: dropout, then a factor.
     pub fn leave(&self, place: DropoutSite, mut x: ViewMut) -> Result<()> {

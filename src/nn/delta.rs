@@ -1,8 +1,8 @@
 //! The gated delta net, a mixer whose state has the same size for any number of tokens (Yang et al. 2024; Qwen3-Next,
 //! Qwen3.5): `y = x + out(norm(delta_rule(conv(qkv(h)))) silu(z(h)))`, `h = norm(x)`; and Mamba 2 (Dao & Gu 2024;
-//! Granite 4, Nemotron-H), which multiplies by silu(z) in front of its norm. Never sees other documents: the device
-//! starts its state and the convolution anew with each. Sequences that are generated go on from the device's own
-//! blocks, so their tokens have the bits of whole documents.
+//! Granite 4, Nemotron-H), which multiplies by silu(z) in front of its norm, if it has one. Never sees other documents:
+//! the device starts its state and the convolution anew with each. Sequences that are generated go on from the device's
+//! own blocks, so their tokens have the bits of whole documents.
 //!
 //! ```text
 //! saved per token: queries, keys and values in front of the convolution, z, a gate or two per head, and the rule's
@@ -43,6 +43,9 @@ pub struct DeltaBranch {
     pub conv: Vec<usize>,
     /// Segment (2 K + V).
     pub conv_bias: Option<usize>,
+    /// Factors of what the matrix of Mamba 2 gives: z, values, keys, queries and a. Those of the convolution's inputs
+    /// are factors of its filters.
+    pub factors: [f32; 5],
     pub taps: usize,
     /// Segments (H).
     pub a_log: usize,
@@ -51,10 +54,12 @@ pub struct DeltaBranch {
     pub skip: Option<usize>,
     /// The heads of this tp rank.
     pub shape: DeltaShape,
-    pub out_norm: OutNorm,
+    pub out_norm: Option<OutNorm>,
     pub out: Linear,
     /// Whether heads are sharded over tp.
     pub cut: bool,
+    /// Attention reads the same: this branch's output is added to what is assigned already.
+    pub beside: bool,
 }
 
 /// The norm in front of the last matrix.
@@ -87,10 +92,35 @@ impl DeltaBranch {
         }
     }
 
-    /// The filters of all channels. Those of three convolutions are put together in `to`.
+    /// Whether the filters are not those of one segment.
+    fn has_own_filters(&self) -> bool {
+        self.conv.len() > 1 || self.factors[1..4] != [1.0; 3]
+    }
+    /// Multiplies what belongs to channels of values, keys and queries by their factors.
+    fn scale_filters(&self, cx: &Cx, filters: &mut Tensor) -> Result<()> {
+        let (shape, mut at) = (self.shape, 0);
+        for (factor, channels) in self.factors[1..4].iter().zip([shape.values(), shape.keys(), shape.keys()]) {
+            let len = channels * self.taps;
+            if *factor != 1.0 {
+                cx.dev.scale(*factor, filters.rows_mut(1).slice(at..at + len))?;
+            }
+            at += len;
+        }
+        Ok(())
+    }
+    /// Multiplies the gates z and a, or their gradients, by their factors.
+    fn scale_gates(&self, cx: &Cx, z: &mut Tensor, a: &mut Tensor) -> Result<()> {
+        for (factor, gate) in [(self.factors[0], z), (self.factors[4], a)].into_iter().filter(|of| of.0 != 1.0) {
+            cx.dev.scale(factor, gate.rows_mut(cx.n))?;
+        }
+        Ok(())
+    }
+
+    /// The filters of all channels. Those of three convolutions are put together in `to`, and so are those with
+    /// factors.
     fn filters<'a>(&self, cx: &Cx, w: Weights<'a>, to: &'a mut Tensor) -> Result<View<'a>> {
-        if let [one] = self.conv[..] {
-            return Ok(w.get(one));
+        if !self.has_own_filters() {
+            return Ok(w.get(self.conv[0]));
         }
         let mut rest = to.rows_mut(1);
         for &part in &self.conv {
@@ -99,11 +129,13 @@ impl DeltaBranch {
             cx.dev.copy(part, first)?;
             rest = after;
         }
+        self.scale_filters(cx, to)?;
         Ok(to.rows(1))
     }
 
-    /// Adds the gradients `from` of all filters to those of three convolutions.
-    fn add_filters(&self, cx: &Cx, dw: &mut Grads, from: &Tensor) -> Result<()> {
+    /// Adds the gradients `from` of [`DeltaBranch::filters`] to those of their segments.
+    fn add_filters(&self, cx: &Cx, dw: &mut Grads, from: &mut Tensor) -> Result<()> {
+        self.scale_filters(cx, from)?;
         let mut at = 0;
         for &part in &self.conv {
             let len = dw.layout.segments[part].len();
@@ -143,8 +175,10 @@ impl DeltaBranch {
 
     /// Assigns `gated`: the rule's outputs, normalized and multiplied by silu(z), in either order.
     fn gate(&self, cx: &Cx, w: Weights, saved: &RecurrentSaved, scratch: &mut RecurrentScratch) -> Result<()> {
-        let (n, OutNorm { weight, shape, groups }) = (cx.n, self.out_norm);
-        let RecurrentScratch { stats, normed, gated, by_group, .. } = scratch;
+        let (n, RecurrentScratch { stats, normed, gated, by_group, .. }) = (cx.n, scratch);
+        let Some(OutNorm { weight, shape, groups }) = self.out_norm else {
+            return cx.dev.swiglu(Glu { gate: saved.z.rows(n), up: saved.o.rows(n), y: gated.rows_mut(n) });
+        };
         let Some(groups) = groups else {
             let (x, y, rstd) = (saved.o.rows(n), normed.rows_mut(n), stats.rows_mut(n));
             cx.dev.rmsnorm(RmsNorm { shape, x, w: w.get(weight), y, rstd })?;
@@ -178,7 +212,16 @@ impl DeltaBranch {
         delta: &mut RecurrentScratch,
         unused: &mut Tensor,
     ) -> Result<()> {
-        let (dev, n, OutNorm { weight, shape, groups }) = (cx.dev, cx.n, self.out_norm);
+        let (dev, n) = (cx.dev, cx.n);
+        let Some(OutNorm { weight, shape, groups }) = self.out_norm else {
+            return dev.swiglu_backward(GluBackward {
+                gate: saved.z.rows(n),
+                up: saved.o.rows(n),
+                dy: delta.dgated.rows(n),
+                dgate: delta.dz.rows_mut(n),
+                dup: delta.d_o.rows_mut(n),
+            });
+        };
         let len = dw.layout.segments[weight].len();
         let Some(groups) = groups else {
             dev.swiglu_backward(GluBackward {
@@ -231,7 +274,8 @@ impl DeltaBranch {
         })
     }
 
-    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream.
+    /// Assigns `y (R, C)` from `x (R, C)`: this rank's rows of the residual stream. Or adds the branch's output to it,
+    /// if it is `beside` another one.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -239,7 +283,7 @@ impl DeltaBranch {
         x: View,
         saved: &mut RecurrentSaved,
         scratch: &mut Scratch,
-        y: ViewMut,
+        mut y: ViewMut,
     ) -> Result<()> {
         let (dev, n, rows, shape) = (cx.dev, cx.n, cx.rows(), self.shape);
         self.norm.forward(cx, w, x, scratch.h.rows_mut(rows), scratch.stats.rows_mut(rows))?;
@@ -251,9 +295,11 @@ impl DeltaBranch {
                 for linear in qkv {
                     linear.forward(cx, w, h.rows, adapter, mixed.rows_mut(n))?;
                 }
-                for (linear, to) in [(of_z, z), (of_a, &mut *a)].into_iter().chain(of_b.as_ref().zip(Some(&mut *b))) {
+                let gates = [(of_z, &mut *z), (of_a, &mut *a)].into_iter().chain(of_b.as_ref().zip(Some(&mut *b)));
+                for (linear, to) in gates {
                     linear.forward(cx, w, h.rows, adapter, to.rows_mut(n))?;
                 }
+                self.scale_gates(cx, z, a)?;
                 cx.release(h)?;
             }
             DeltaInputs::Fused { qkvz, ba } => {
@@ -295,9 +341,14 @@ impl DeltaBranch {
             states: states.rows_mut(kept),
         })?;
         self.gate(cx, w, saved, &mut scratch.recurrent)?;
-        let Scratch { parts, adapter, recurrent: delta, .. } = scratch;
-        let gated = delta.gated.rows(n);
-        self.out.onto_residual(cx, w, gated, adapter, (self.cut, parts), DropoutSite::Attention, x, y)
+        let Scratch { parts, adapter, recurrent: delta, dh, .. } = scratch;
+        let (gated, summed, site) = (delta.gated.rows(n), (self.cut, parts), DropoutSite::Attention);
+        if !self.beside {
+            return self.out.onto_residual(cx, w, gated, adapter, summed, site, x, y);
+        }
+        self.out.summed(cx, w, gated, adapter, summed, dh.rows_mut(rows))?;
+        cx.leave(site, dh.rows_mut(rows))?;
+        dev.add(dh.rows(rows), y.reborrow())
     }
 
     /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
@@ -353,9 +404,9 @@ impl DeltaBranch {
         })?;
         let (dconvolved, dx) = (delta.dconvolved.rows(n), delta.dmixed.rows_mut(n));
         let dbias = self.conv_bias.map(|_| delta.dconv_bias.rows_mut(1));
-        let of_conv = match self.conv[..] {
-            [one] => dw.get(one)?,
-            _ => {
+        let of_conv = match self.has_own_filters() {
+            false => dw.get(self.conv[0])?,
+            true => {
                 dev.zero(delta.dfilters.rows_mut(1))?;
                 Some(delta.dfilters.rows_mut(1))
             }
@@ -377,9 +428,10 @@ impl DeltaBranch {
                 dev.add(grad.rows(1), to)?;
             }
         }
-        if self.conv.len() > 1 {
-            self.add_filters(cx, dw, &delta.dfilters)?;
+        if self.has_own_filters() {
+            self.add_filters(cx, dw, &mut delta.dfilters)?;
         }
+        self.scale_gates(cx, &mut delta.dz, &mut delta.da)?;
         if matches!(self.inputs, DeltaInputs::Fused { .. }) {
             let RecurrentScratch { fused, fused_gates, dmixed: mixed, dz: z, da: a, db: b, .. } = delta;
             self.regroup(cx, fused, fused_gates, DeltaParts { mixed, z, a, b }, false)?;

@@ -154,6 +154,8 @@ pub struct Segment {
     pub fp8: bool,
     /// Whether weight decay applies (matrices, not norms and biases).
     pub decay: bool,
+    /// Whether PEFT loads an adapter of the matrix.
+    pub adaptable: bool,
     /// Factor of the learning rate.
     pub lr_scale: f32,
     pub init: Init,
@@ -308,6 +310,7 @@ impl Layout {
             storage: Storage::Trained,
             fp8: false,
             decay,
+            adaptable: true,
             lr_scale: 1.0,
             init,
         })

@@ -67,12 +67,9 @@ fn is_router(segment: &Segment) -> bool {
     ROUTERS.iter().any(|end| segment.name.ends_with(end))
 }
 
-/// The matrix of Nemotron-H that ends a Mamba layer: PEFT refuses to load an adapter of it.
-const UNLOADABLE: &str = ".mixer.out_proj.weight";
-
 /// The last part of the module's name, if an adapter can be attached to the segment.
 pub fn linear_module(segment: &Segment) -> Option<&str> {
-    let is_matrix = segment.shape.len() == 2 && !segment.name.ends_with(UNLOADABLE);
+    let is_matrix = segment.shape.len() == 2 && segment.adaptable;
     let module = segment.name.strip_suffix(".weight").filter(|_| is_matrix)?;
     module.rsplit('.').next().filter(|name| !is_router(segment) && (!is_of_root(segment) || *name == ROOT_MODULE))
 }
@@ -147,7 +144,8 @@ impl Lora {
         let names_none =
             |target: &&String| !layouts.iter().flat_map(|l| &l.segments).any(|s| named(target, s).is_some());
         let unknown = self.targets.iter().find(names_none);
-        let refuses = layouts.iter().flat_map(|l| &l.segments).any(|s| s.name.ends_with(UNLOADABLE));
+        let unloadable: Vec<String> =
+            layouts.iter().flat_map(|l| &l.segments).filter(|s| !s.adaptable).map(|s| s.name.clone()).collect();
         for (i, layout) in layouts.iter_mut().enumerate() {
             if i > 0 {
                 layout.segments.iter_mut().for_each(|s| s.storage = Storage::Frozen);
@@ -189,9 +187,9 @@ impl Lora {
                     known.join(", ")
                 )))
             }
-            Some(target) if UNLOADABLE.ends_with(&format!(".{target}.weight")) && refuses => {
+            Some(target) if unloadable.iter().any(|name| name.ends_with(&format!(".{target}.weight"))) => {
                 Err(Error::input(format!(
-                    "lora: target_modules names {target}, but PEFT loads no adapters of it in Mamba layers of nemotron_h; \
+                    "lora: target_modules names {target}, but PEFT loads no adapters of it in Mamba layers of this family; \
                      choose from {} and {ALL_LINEAR}",
                     known.join(", ")
                 )))

@@ -6,6 +6,7 @@ use super::norm::Norm;
 use super::saved::{MlpSaved, Scratch};
 use super::spec::Activation;
 use super::store::{Grads, Weights};
+use super::tensor::Tensor;
 
 use crate::base::{Error, Result};
 use crate::device::ops::{
@@ -21,6 +22,8 @@ pub struct MlpBranch {
     pub activation: Activation,
     /// Present in SwiGLU and GeGLU (Shazeer 2020).
     pub gate: Option<Linear>,
+    /// A factor of the gate.
+    pub gate_factor: f32,
     pub up: Linear,
     pub down: Linear,
     /// Segments (1) of xIELU: alpha_p, alpha_n, beta and eps.
@@ -55,6 +58,7 @@ impl MlpBranch {
         let h = cx.whole(scratch.h.rows(rows), &mut scratch.whole)?;
         if let Some(gate) = &self.gate {
             gate.forward(cx, w, h.rows, &mut scratch.adapter, saved.gate.rows_mut(n))?;
+            self.scale_gate(cx, &mut saved.gate)?;
         }
         let further = y.is_some() || self.post.is_some();
         let fused = further && self.activation == Activation::Gelu;
@@ -89,6 +93,10 @@ impl MlpBranch {
         [act, dact, dup].into_iter().for_each(|tensor| tensor.fit(self.up.outputs()));
     }
 
+    /// Multiplies the gate, or its gradient, by its factor.
+    fn scale_gate(&self, cx: &Cx, gate: &mut Tensor) -> Result<()> {
+        if self.gate_factor == 1.0 { Ok(()) } else { cx.dev.scale(self.gate_factor, gate.rows_mut(cx.n)) }
+    }
     fn curve<'a>(&self, w: Weights<'a>) -> Result<XieluCurve<'a>> {
         let [alpha_p, alpha_n, beta, eps] =
             self.curve.ok_or_else(|| Error::op(Xielu::OP, "no numbers"))?.map(|segment| w.get(segment));
@@ -173,6 +181,7 @@ impl MlpBranch {
         let h = cx.whole(h.rows(rows), whole)?;
         cx.sum(self.cut, parts, dh.rows_mut(rows), |mut dh| {
             if let Some(gate) = &self.gate {
+                self.scale_gate(cx, act)?;
                 gate.backward(cx, w, dw, h.rows, act.rows(n), adapter, dh.reborrow(), false)?;
             }
             self.up.backward(cx, w, dw, h.rows, dup.rows(n), adapter, dh, self.gate.is_some())

@@ -67,7 +67,10 @@ pub use lora::{
 pub use recompute::Checkpointing;
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{Activation, Arch, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Recurrence, RowNorm, Spec};
+pub use spec::{
+    Activation, Arch, BlockFactors, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Mamba, Recurrence,
+    RowNorm, Spec,
+};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

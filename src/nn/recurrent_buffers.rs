@@ -33,7 +33,8 @@ table! {
         /// fused.
         fused,
         fused_gates,
-        /// (1, (2 K + V) taps) and f32: three convolutions' filters, and their gradients; empty unless they are apart.
+        /// (1, (2 K + V) taps) and f32: filters of three convolutions or with factors, and their gradients; empty of
+        /// others.
         filters,
         dfilters,
         /// (N, 2 K + V), (N, C): after the convolution.
@@ -119,7 +120,7 @@ impl RecurrentPlan {
         let scratch = |width| TensorShape::new(Category::Scratch, dtype, n, width);
         let back = |width| TensorShape::new(Category::Scratch, self.dtype, if self.train { n } else { 0 }, width);
         let fused = |width| scratch(if net.form == DeltaForm::Fused { width } else { 0 });
-        let filters = if net.form == DeltaForm::Apart { net.taps * s.row() } else { 0 };
+        let filters = if net.has_own_filters() { net.taps * s.row() } else { 0 };
         let one = |dtype, width| TensorShape::new(Category::Scratch, dtype, 1, width);
         RecurrentScratch {
             fused: fused(s.row() + s.values()),

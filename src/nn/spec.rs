@@ -149,6 +149,8 @@ pub enum Arch {
     GptJ,
     /// Attention and Mamba 2 as in Granite 4, without its factors.
     Bamba,
+    /// Both in each block, and factors of what their matrices give.
+    FalconH1,
     /// LayerNorm, parallel branches, rotary positions in part of a head, GELU, biases, also of the head.
     Phi,
     /// LayerNorm, learned positions of which the first two are reserved, ReLU, biases.
@@ -276,7 +278,7 @@ pub struct DeltaNet {
 }
 
 /// Which matrices a gated delta net has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DeltaForm {
     /// One for queries, keys, values and the outputs' gate, head by head; and one for the rule's gates.
     Fused,
@@ -285,7 +287,47 @@ pub enum DeltaForm {
     /// One for each, and three convolutions.
     Apart,
     /// One for all, of Mamba 2.
-    Mamba { conv_bias: bool },
+    Mamba(Mamba),
+}
+
+/// What Mamba 2 has besides the sizes of a gated delta net.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Mamba {
+    pub conv_bias: bool,
+    /// A norm in front of the last matrix.
+    pub normed: bool,
+    /// Factors of what the first matrix gives: z, values, keys, queries and steps.
+    pub factors: [f32; 5],
+}
+
+impl Mamba {
+    /// Whether factors are those of filters: a convolution of products with numbers.
+    pub fn scales_filters(&self) -> bool {
+        self.factors[1..4] != [1.0; 3]
+    }
+}
+
+impl Default for Mamba {
+    fn default() -> Mamba {
+        Mamba { conv_bias: true, normed: true, factors: [1.0; 5] }
+    }
+}
+
+/// Factors within blocks, in the order of computation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct BlockFactors {
+    /// The factor of scores, besides the usual one.
+    pub scores: f32,
+    /// The factors of the outputs of attention and of the other mixer.
+    pub attention: f32,
+    pub other: f32,
+    /// The factors of the feed-forward layer's gate, and of its output.
+    pub gate: f32,
+    pub mlp: f32,
+}
+
+impl BlockFactors {
+    pub const NONE: BlockFactors = BlockFactors { scores: 1.0, attention: 1.0, other: 1.0, gate: 1.0, mlp: 1.0 };
 }
 
 impl DeltaNet {
@@ -303,11 +345,19 @@ impl DeltaNet {
     };
     /// Groups that Mamba 2 normalizes apart: those of its key heads.
     pub fn groups(&self) -> Option<usize> {
-        matches!(self.form, DeltaForm::Mamba { .. }).then_some(self.shape.key_heads)
+        matches!(self.form, DeltaForm::Mamba(_)).then_some(self.shape.key_heads)
+    }
+    /// What it has as Mamba 2.
+    pub fn mamba(&self) -> Option<&Mamba> {
+        if let DeltaForm::Mamba(mamba) = &self.form { Some(mamba) } else { None }
     }
     /// Whether its convolution has biases.
     pub fn has_bias(&self) -> bool {
-        self.form == (DeltaForm::Mamba { conv_bias: true })
+        self.mamba().is_some_and(|mamba| mamba.conv_bias)
+    }
+    /// Whether its filters are not those of one tensor.
+    pub fn has_own_filters(&self) -> bool {
+        self.form == DeltaForm::Apart || self.mamba().is_some_and(Mamba::scales_filters)
     }
     /// Elements of the weight of its norm.
     pub fn normed(&self) -> usize {
@@ -450,6 +500,8 @@ pub struct Spec {
     pub recurrence: Option<Recurrence>,
     /// Whether each layer has it; empty if none has.
     pub recurrent: Vec<bool>,
+    /// These layers have attention too: both read one norm's output, and are added to the residual.
+    pub side_by_side: bool,
     /// The only branch of each block; empty if all have both.
     pub single: Vec<Branch>,
     /// Attention's outputs are multiplied by sigmoid(gate); the projection to a head's queries also gives its gate.
@@ -497,6 +549,7 @@ pub struct Spec {
     pub embed_multiplier: f32,
     pub residual_multiplier: f32,
     pub logit_scale: f32,
+    pub block_factors: BlockFactors,
 }
 
 /// A Llama without sizes, the base of its descendants.
@@ -549,6 +602,7 @@ impl Default for Spec {
             layer_scalar: false,
             recurrence: None,
             recurrent: Vec::new(),
+            side_by_side: false,
             single: Vec::new(),
             output_gate: false,
             gate_apart: false,
@@ -574,6 +628,7 @@ impl Default for Spec {
             embed_multiplier: 1.0,
             residual_multiplier: 1.0,
             logit_scale: 1.0,
+            block_factors: BlockFactors::NONE,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a model's spec says about its blocks, one by one or together. Never checks it.
 use super::rotary::Rotary;
-use super::spec::{Activation, Arch, Branch, Experts, HeadSizes, Recurrence, Spec};
+use super::spec::{Activation, Arch, BlockFactors, Branch, Experts, HeadSizes, Recurrence, Spec};
 
 impl Spec {
     /// The sizes of heads of all layers.
@@ -67,7 +67,7 @@ impl Spec {
     }
     /// Whether block `i` has attention.
     pub fn attends(&self, i: usize) -> bool {
-        self.has(i, Branch::Mixer) && self.recurrence_of(i).is_none()
+        self.has(i, Branch::Mixer) && (self.side_by_side || self.recurrence_of(i).is_none())
     }
     pub fn gated(&self) -> bool {
         matches!(self.activation, Activation::SwiGlu | Activation::GeGlu)
@@ -75,6 +75,11 @@ impl Spec {
     /// Whether attention reads other rows than were projected, but for rotations in place and biases.
     pub fn transforms_rows(&self) -> bool {
         self.qk_norm || self.row_norm.is_some() || self.qkv_clip.is_some()
+    }
+    /// Whether outputs of branches have factors.
+    pub fn has_residual_factors(&self) -> bool {
+        let BlockFactors { attention, other, mlp, .. } = self.block_factors;
+        [self.residual_multiplier, attention, other, mlp] != [1.0; 4]
     }
     /// Whether what experts add to the residual is normalized.
     pub fn norms_experts(&self) -> bool {
@@ -84,7 +89,7 @@ impl Spec {
     pub fn window_of(&self, i: usize) -> usize {
         if self.windowed.get(i) == Some(&true) { self.window } else { 0 }
     }
-    /// What block `i` has in place of attention.
+    /// What block `i` has in place of attention, or next to it.
     pub fn recurrence_of(&self, i: usize) -> Option<&Recurrence> {
         self.recurrence.as_ref().filter(|_| self.recurrent.get(i) == Some(&true))
     }
@@ -137,6 +142,6 @@ impl Spec {
     /// The factor of scores.
     pub fn score_factor(&self) -> f32 {
         let scale = self.score_scale.unwrap_or(self.query_scalar.unwrap_or(self.head_dim as f64).sqrt().recip());
-        scale as f32
+        (scale * self.block_factors.scores as f64) as f32
     }
 }

@@ -124,6 +124,11 @@ impl Spec {
                 self.layers
             )));
         }
+        if self.side_by_side && (self.parallel || !matches!(self.recurrence, Some(Recurrence::Delta(_)))) {
+            return Err(Error::input(
+                "a mixer next to attention must be Mamba or a gated delta net, followed by the feed-forward layer",
+            ));
+        }
         if !self.single.is_empty() && self.single.len() != self.layers {
             return Err(Error::input(format!(
                 "which branch a layer has is given for {} layers of {}: each layer needs to know",

@@ -18,7 +18,7 @@ pub type TpPlan = BTreeMap<String, String>;
 fn recurrent_modules(mixer: &Recurrence, arch: Arch) -> Vec<String> {
     let modules: &[&str] = match mixer {
         Recurrence::Delta(net) => match net.form {
-            DeltaForm::Mamba { .. } => {
+            DeltaForm::Mamba(_) => {
                 return ["in_proj", "out_proj"].map(|of| format!("{}.{of}", arch.family().modules.mamba)).to_vec();
             }
             DeltaForm::Fused => &["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"],

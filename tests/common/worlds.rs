@@ -10,8 +10,8 @@ use flatshard::device::ops::{DeltaShape, GluClamp, RotaryPairs, RouteRule, State
 use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
-    Activation, Arch, Branch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Layout, Recurrence,
-    Rotary, Scaling, SpImpl, Spec, Tuning,
+    Activation, Arch, BlockFactors, Branch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent,
+    Layout, Mamba, Recurrence, Rotary, Scaling, SpImpl, Spec, Tuning,
 };
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
@@ -175,9 +175,30 @@ pub fn with_mamba(base: Spec, [key_heads, value_heads]: [usize; 2]) -> Spec {
         fused_gate_up: true,
         rotated: vec![false; base.layers],
         residual_multiplier: 0.5,
-        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } })),
+        recurrence: Some(Recurrence::Delta(DeltaNet { shape, taps: 4, form: DeltaForm::Mamba(Mamba::default()) })),
         recurrent: (1..=base.layers).map(|layer| layer < base.layers).collect(),
         ..base
+    }
+}
+
+/// Mamba with so many groups and heads next to attention in each block, and factors of what matrices give.
+pub fn falcon_h1(base: Spec, of_mamba: [usize; 2]) -> Spec {
+    let hybrid = with_mamba(base, of_mamba);
+    let mamba = Mamba { normed: false, factors: [0.7, 0.6, 0.9, 1.3, 0.8], ..Mamba::default() };
+    let recurrence = hybrid.recurrence.map(|mixer| match mixer {
+        Recurrence::Delta(net) => Recurrence::Delta(DeltaNet { form: DeltaForm::Mamba(mamba), ..net }),
+        other => other,
+    });
+    Spec {
+        arch: Arch::FalconH1,
+        fused_gate_up: false,
+        rotated: Vec::new(),
+        residual_multiplier: 1.0,
+        recurrence,
+        recurrent: vec![true; hybrid.layers],
+        side_by_side: true,
+        block_factors: BlockFactors { scores: 1.7, attention: 0.9, other: 0.7, gate: 0.6, mlp: 0.8 },
+        ..hybrid
     }
 }
 

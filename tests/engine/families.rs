@@ -81,6 +81,8 @@ const CASES: &[&str] = &[
     "granitemoehybrid_mamba",
     "nemotron_h",
     "bamba",
+    "falcon_h1",
+    "falcon_h1_normed",
     "nanochat",
     "granite_swa",
     "falcon",

@@ -29,7 +29,7 @@ fn mistral() -> Spec {
 fn ministral3() -> Spec {
     Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
 }
-fn families() -> [Spec; 12] {
+fn families() -> [Spec; 13] {
     [
         llama(),
         gpt(),
@@ -42,6 +42,7 @@ fn families() -> [Spec; 12] {
         gemma4(),
         qwen35(),
         granite_hybrid(),
+        falcon_h1(llama(), [2, 4]),
         lfm2(),
     ]
 }

@@ -57,6 +57,10 @@ NEXT = dict(rms_norm_eps=1e-3, hidden_size=20, head_dim=12, num_hidden_layers=3,
             rope_parameters=rope("default", partial_rotary_factor=0.5))
 
 BIG_CODE = dict(vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=4, n_inner=22, n_positions=32, bos_token_id=None, eos_token_id=None)
+FALCON_H1 = dict(hidden_size=20, mamba_n_heads=4, mamba_d_ssm=24, mamba_d_head=6, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16, max_position_embeddings=128,
+                 mamba_norm_before_gate=False, rope_parameters=rope("default"), embedding_multiplier=3.3, lm_head_multiplier=0.6, key_multiplier=1.7,
+                 attention_in_multiplier=1.1, attention_out_multiplier=0.9, ssm_in_multiplier=1.25, ssm_out_multiplier=0.7,
+                 ssm_multipliers=[0.7, 0.6, 0.9, 1.3, 0.8], mlp_multipliers=[0.6, 0.9])
 MAMBA = dict(hidden_size=20, mamba_n_heads=4, mamba_expand=2, mamba_d_head=10, mamba_n_groups=2, mamba_d_state=6, mamba_d_conv=4, mamba_chunk_size=16,
              rope_parameters=rope("default"), shared_intermediate_size=26, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5,
              logits_scaling=4.0)
@@ -239,9 +243,14 @@ CASES = {
                                         layer_types=["full_attention", "sliding_attention", "sliding_attention"], embedding_multiplier=3.0,
                                         attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=4.0),
                     dict(layer_rope_theta=[100.0, 100.0, 100.0])),
+    # Attention and Mamba in each block, and factors, of which none is a power of two.
+    "falcon_h1": ("falcon_h1", FALCON_H1, dict(ssm_multipliers=[0.7, 0.6, 0.9, 1.3, 1.0], key_multiplier=0.3)),
+    # Another layer has a norm after its gate.
+    "falcon_h1_normed": ("falcon_h1", FALCON_H1 | dict(mamba_rms_norm=True, mamba_d_ssm=None, mamba_d_head="auto", tie_word_embeddings=True),
+                         dict(mamba_rms_norm=True, mlp_multipliers=[1.7, 0.9])),
 }
 LONG_DOCUMENTS = [70, 1, 9, 4]
-RECURRENT = {"bamba", "qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}
+RECURRENT = {"bamba", "falcon_h1", "falcon_h1_normed", "qwen3_5", "olmo_hybrid", "granitemoehybrid_mamba", "nemotron_h"}
 SPARSE = {"gemma4_experts"}  # errors of bf16 say little: another expert may be chosen
 
 

@@ -360,6 +360,7 @@ impl Defaults {
                 part: Some(0.5),
                 ..BIASED
             },
+            Arch::FalconH1 => Defaults { kv_heads: Some(8), eps: ("rms_norm_eps", 1e-5), ..PLAIN },
             Arch::Phi => Defaults {
                 eps: ("layer_norm_eps", 1e-5),
                 activation: Activation::Gelu,

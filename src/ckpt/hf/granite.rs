@@ -19,8 +19,8 @@ pub fn multiplied(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     })
 }
 
-/// The names of the keys of Mamba layers, in Granite 4 and in Bamba.
-const MAMBA: MambaKeys = MambaKeys {
+/// The names of the keys of Mamba layers, in Granite 4, Bamba and Falcon H1.
+pub(super) const MAMBA: MambaKeys = MambaKeys {
     heads: ("mamba_n_heads", 128),
     groups: ("mamba_n_groups", 1),
     state: ("mamba_d_state", 256),

@@ -2,7 +2,7 @@
 use super::keys::{ConfigKeys, decimal, object};
 use crate::base::{Error, Result, quote};
 use crate::device::ops::{DeltaShape, StateRule};
-use crate::nn::{DeltaForm, DeltaNet};
+use crate::nn::{DeltaForm, DeltaNet, Mamba};
 use serde_json::{Map, Value, json};
 
 /// The names of a family's keys, with defaults where families differ.
@@ -44,7 +44,8 @@ impl MambaKeys {
             rule: StateRule::Decay { limits: self.limits(keys)? },
         };
         let conv_bias = keys.flag(self.conv_bias)?.unwrap_or(true);
-        Ok(DeltaNet { shape, taps: size(self.taps, 4)?, form: DeltaForm::Mamba { conv_bias } })
+        let form = DeltaForm::Mamba(Mamba { conv_bias, ..Mamba::default() });
+        Ok(DeltaNet { shape, taps: size(self.taps, 4)?, form })
     }
 
     fn limits(&self, keys: &ConfigKeys) -> Result<[f32; 2]> {

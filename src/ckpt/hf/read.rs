@@ -3,6 +3,7 @@
 use super::defaults::{Defaults, WindowKeys};
 use super::experts;
 use super::falcon;
+use super::falcon_h1;
 use super::gemma;
 use super::granite;
 use super::keys::ConfigKeys;
@@ -259,6 +260,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
             Spec { row_norm, logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
         }
         Arch::Bamba => granite::bamba(keys, spec)?,
+        Arch::FalconH1 => falcon_h1::special(keys, spec)?,
         Arch::Phi => {
             let row_norm = normed("qk_layernorm", RowNorm::Heads)?;
             Spec { row_norm, parallel: true, layer_norm: true, norm_bias: true, head_bias: true, ..spec }
@@ -459,6 +461,11 @@ fn recurrent_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
     })
 }
 
+/// Whether a family's recurrent layers are Mamba.
+pub(super) fn has_mamba(arch: Arch) -> bool {
+    matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba | Arch::FalconH1)
+}
+
 /// The window size, and which layers use it; (0, none) without a window.
 fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<bool>)> {
     let within = |keys: &ConfigKeys, key: &str| keys.size(key, "max_len");
@@ -510,7 +517,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         _ => 0,
     };
     let others = [Arch::Qwen3Next, Arch::Qwen35, Arch::Qwen35Moe, Arch::OlmoHybrid, Arch::Lfm2, Arch::Lfm2Moe];
-    if others.contains(&arch) || matches!(arch, Arch::GraniteHybrid | Arch::NemotronH | Arch::Bamba) {
+    if others.contains(&arch) || has_mamba(arch) {
         return Ok((0, Vec::new()));
     }
     let listed = match arch {

@@ -2,7 +2,7 @@
 //! reads a file.
 use super::*;
 use crate::device::ops::{DeltaShape, RouteRule, StateRule};
-use crate::nn::{Activation, DeltaForm, Experts, Latent};
+use crate::nn::{Activation, DeltaForm, Experts, Latent, Mamba};
 
 fn llama() -> Spec {
     Spec {
@@ -237,12 +237,13 @@ fn sized(arch: Arch) -> Spec {
         Arch::GptNeoX | Arch::GptJ | Arch::CodeGen | Arch::Falcon | Arch::Persimmon => {
             Spec { kv_heads: llama().heads, head_dim: 8, ..llama() }
         }
-        Arch::Bamba => {
+        Arch::Bamba | Arch::FalconH1 => {
             let rule = StateRule::Decay { limits: [0.0, f32::INFINITY] };
             let shape = DeltaShape { key_heads: 1, value_heads: 4, key_dim: 8, value_dim: 2 * llama().dim / 4, rule };
-            let net = DeltaNet { shape, taps: 4, form: DeltaForm::Mamba { conv_bias: true } };
+            let net = DeltaNet { shape, taps: 4, form: DeltaForm::Mamba(Mamba::default()) };
             let recurrence = Some(Recurrence::Delta(net));
-            Spec { recurrence, recurrent: vec![true; llama().layers], ..llama() }
+            let side_by_side = arch == Arch::FalconH1;
+            Spec { recurrence, recurrent: vec![true; llama().layers], side_by_side, ..llama() }
         }
         Arch::Gemma4 => Spec { local_rope: Some(Rotary::new(10_000.0)), ..llama() },
         _ => llama(),

@@ -82,6 +82,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         cut: false,
         activation: spec.activation,
         gate: None,
+        gate_factor: 1.0,
         up: linear(&mut layout, name("mlp.c_fc"), dim, ff, Init::NORMAL),
         down: linear(&mut layout, name("mlp.c_proj"), ff, dim, Init::residual(spec.layers)),
         post: None,

@@ -98,7 +98,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let mut names = Names { prefix, layout: Layout::default(), spec, split };
     if !spec.attends(i) {
         let mixer = match spec.recurrence_of(i) {
-            Some(Recurrence::Delta(net)) => Mixer::Delta(delta(&mut names, net)),
+            Some(Recurrence::Delta(net)) => {
+                let norm = names.norm(modules.attention_norms[0], dim);
+                Mixer::Delta(delta(&mut names, net, norm))
+            }
             Some(&Recurrence::Conv { channels, taps }) => Mixer::Conv(conv(&mut names, channels, taps)),
             None => Mixer::None,
         };
@@ -206,6 +209,10 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         false => TurnTable::None,
     };
     let scale = spec.score_factor();
+    let beside = match spec.recurrence_of(i) {
+        Some(Recurrence::Delta(net)) => Some(net),
+        _ => None,
+    };
     let (window, softcap) = (spec.window_of(i), spec.score_cap);
     let attention = AttentionBranch {
         norm,
@@ -228,7 +235,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         cut: split.cuts.attention,
         turns,
         growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
-        parallel: spec.parallel,
+        parallel: spec.parallel || beside.is_some(),
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
         sharing,
         cached_before: cached_before(&split.local(model), i),
@@ -248,7 +255,8 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         ),
         post: spec.post_norms.then(|| names.norm(modules.attention_norms[1], dim)),
     };
-    let mlp = feed_forward(&mut names, i, attention.norm, [spec.pre_norms, spec.post_norms]);
+    let (first, beside) = (attention.norm, beside.map(|net| delta(&mut names, net, attention.norm)));
+    let mlp = feed_forward(&mut names, i, first, [spec.pre_norms, spec.post_norms]);
     let per_layer = (spec.layer_inputs > 0).then(|| {
         let width = spec.layer_inputs;
         let gate = names.push("per_layer_input_gate", WEIGHT, &[width, dim], Tp::Same, Init::NORMAL);
@@ -267,7 +275,11 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         names.layout.segments[segment].storage = Storage::Saved;
         segment
     });
-    (names.layout, DecoderBlock { mixer: Mixer::Attention(attention), mlp, per_layer, scalar, parallel: spec.parallel })
+    let mixer = match beside {
+        Some(delta) => Mixer::Both(attention, delta),
+        None => Mixer::Attention(attention),
+    };
+    (names.layout, DecoderBlock { mixer, mlp, per_layer, scalar, parallel: spec.parallel })
 }
 
 /// The second branch of block `i`, if it has one; the others are those of [`dense`].
@@ -305,6 +317,7 @@ fn dense(names: &mut Names, first: Norm, [pre, post]: [bool; 2]) -> MlpBranch {
         cut: split.cuts.mlp,
         activation: spec.activation,
         gate,
+        gate_factor: spec.block_factors.gate,
         up,
         down: names.row(down, ff, by_columns, spec.mlp_bias),
         post: post.then(|| names.norm(modules.mlp_norms[1], dim)),

@@ -6,22 +6,21 @@ use crate::nn::families::names::{BIAS, Names, WEIGHT};
 use crate::nn::layout::{Init, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::norm::Norm;
-use crate::nn::spec::{DeltaForm, DeltaNet};
+use crate::nn::spec::{DeltaForm, DeltaNet, Mamba};
 use crate::nn::split::Slice;
 
-/// A gated delta net, or with tp this rank's heads of it.
-pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
+/// A gated delta net, or with tp this rank's heads of it. `norm`: of its input.
+pub(super) fn delta(names: &mut Names, net: &DeltaNet, norm: Norm) -> DeltaBranch {
     let (spec, split) = (names.spec, names.split);
     let over = split.part(split.cuts.attention);
     let (whole, shape) = (net.shape, over_heads(net.shape, over));
     let DeltaShape { value_heads, value_dim, .. } = whole;
-    let norm = names.norm(spec.arch.family().modules.attention_norms[0], spec.dim);
     let inputs = match net.form {
         DeltaForm::Fused => DeltaInputs::Fused {
             qkvz: names.column("linear_attn.in_proj_qkvz", whole.row() + whole.values(), over, false),
             ba: names.column("linear_attn.in_proj_ba", 2 * value_heads, over, false),
         },
-        DeltaForm::Mamba { conv_bias } => return mamba(names, net, norm, conv_bias),
+        DeltaForm::Mamba(form) => return mamba(names, net, norm, form),
         DeltaForm::Joined => {
             let qkv = names.parts("linear_attn.in_proj_qkv", [whole.keys(), whole.keys(), whole.values()], over);
             DeltaInputs::Apart {
@@ -71,23 +70,25 @@ pub(super) fn delta(names: &mut Names, net: &DeltaNet) -> DeltaBranch {
         inputs,
         conv,
         conv_bias: None,
+        factors: [1.0; 5],
         taps: net.taps,
         a_log,
         dt_bias,
         skip: None,
         shape,
-        out_norm: OutNorm {
+        out_norm: Some(OutNorm {
             weight: names.push(head_norm, WEIGHT, &[value_dim], names.head_norm(), Init::ONES),
             shape: RmsNormShape { eps, offset: 0.0 },
             groups: None,
-        },
+        }),
         out: names.row(out, whole.values(), over, false),
         cut: split.cuts.attention,
+        beside: false,
     }
 }
 
 /// Mamba 2, or with tp this rank's heads of it: one matrix gives z, values, keys, queries and dt.
-fn mamba(names: &mut Names, net: &DeltaNet, norm: Norm, conv_bias: bool) -> DeltaBranch {
+fn mamba(names: &mut Names, net: &DeltaNet, norm: Norm, form: Mamba) -> DeltaBranch {
     let (spec, split) = (names.spec, names.split);
     let (over, modules) = (split.part(split.cuts.attention), &spec.arch.family().modules);
     let (whole, shape) = (net.shape, over_heads(net.shape, over));
@@ -106,19 +107,25 @@ fn mamba(names: &mut Names, net: &DeltaNet, norm: Norm, conv_bias: bool) -> Delt
         norm,
         inputs,
         conv: vec![names.rows_of_parts((&conv, WEIGHT), channels, &[1, net.taps], over, Init::NORMAL)],
-        conv_bias: conv_bias.then(|| names.rows_of_parts((&conv, BIAS), channels, &[], over, Init::ZEROS)),
+        conv_bias: form.conv_bias.then(|| names.rows_of_parts((&conv, BIAS), channels, &[], over, Init::ZEROS)),
+        factors: form.factors,
         taps: net.taps,
         a_log: numbers(names, &name("A_log"), whole.value_heads, over, Init::ZEROS),
         dt_bias: numbers(names, &name("dt_bias"), whole.value_heads, over, Init::ONES),
         skip: Some(numbers(names, &name("D"), whole.value_heads, over, Init::ONES)),
         shape,
-        out_norm: OutNorm {
+        out_norm: form.normed.then(|| OutNorm {
             weight: names.cut(&name("norm"), WEIGHT, &[whole.values()], 0, over, Init::ONES),
             shape: RmsNormShape { eps: spec.norm_eps, offset: 0.0 },
             groups: Some(shape.key_heads),
+        }),
+        out: {
+            let out = names.row(&name("out_proj"), whole.values(), over, false);
+            names.layout.segments[out.weight].adaptable = spec.arch.adapts_mamba_out();
+            out
         },
-        out: names.row(&name("out_proj"), whole.values(), over, false),
         cut: split.cuts.attention,
+        beside: spec.side_by_side,
     }
 }
 

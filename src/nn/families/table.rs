@@ -396,6 +396,7 @@ families! {
     Afmoe "afmoe" "afmoe" "AfmoeForCausalLM" None, AFMOE;
     GptJ "gptj" "gptj" "GPTJForCausalLM" Some("GPTJForSequenceClassification"), GPT_J;
     Bamba "bamba" "bamba" "BambaForCausalLM" None, BAMBA;
+    FalconH1 "falcon_h1" "falcon_h1" "FalconH1ForCausalLM" None, BAMBA;
     Phi "phi" "phi" "PhiForCausalLM" Some("PhiForSequenceClassification"), PHI;
     Opt "opt" "opt" "OPTForCausalLM" Some("OPTForSequenceClassification"), OPT;
     BioGpt "biogpt" "biogpt" "BioGptForCausalLM" Some("BioGptForSequenceClassification"), BIOGPT;
@@ -410,6 +411,13 @@ families! {
     Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
     CodeGen "codegen" "codegen" "CodeGenForCausalLM" None, CODEGEN;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), GPT;
+}
+
+impl Arch {
+    /// Whether PEFT loads adapters of the matrix that ends a Mamba layer.
+    pub fn adapts_mamba_out(self) -> bool {
+        !matches!(self, Arch::NemotronH | Arch::FalconH1)
+    }
 }
 
 impl Family {

@@ -5,7 +5,7 @@ use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -139,7 +139,7 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
         None => vec!["q_proj".into(), "v_proj".into()],
         // By name, because PEFT's `all-linear` has adapters for routers too, and for matrices that it refuses.
         Some(names)
-            if (spec.experts.is_some() || spec.arch == Arch::NemotronH)
+            if (spec.experts.is_some() || !spec.arch.adapts_mamba_out())
                 && names.iter().any(|name| name == ALL_LINEAR) =>
         {
             linear_modules(&spec.layouts())
