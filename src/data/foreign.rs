@@ -73,8 +73,29 @@ pub(super) fn pointer(head: &[u8]) -> Option<String> {
     })
 }
 
+/// Rows that do not begin as rows of JSON do: most lines are objects, or dictionaries.
+fn rows(head: &[u8]) -> Option<&'static str> {
+    let text = String::from_utf8_lossy(head);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let most = |begins: &str| {
+        let count = lines.iter().filter(|line| line.trim_start().starts_with(begins)).count();
+        lines.len() > 2 && 3 * count >= 2 * lines.len()
+    };
+    match () {
+        _ if most("{\"") => Some("JSON objects, line by line, after other text"),
+        _ if most("{'") => Some("dictionaries as Python prints them, not JSON (json.dumps writes that)"),
+        _ => None,
+    }
+}
+
 /// Markup that is not what a corpus of text holds under this ending.
 pub(super) fn markup(ending: &str, head: &[u8]) -> Option<&'static str> {
+    if head.starts_with(b"{\\rtf") {
+        return Some("rich text (RTF)");
+    }
+    if let Some(what) = rows(head) {
+        return Some(what);
+    }
     let start = String::from_utf8_lossy(&head[..head.len().min(4096)]).trim_start().to_lowercase();
     let html = ["<!doctype html", "<html"].iter().any(|tag| start.starts_with(tag));
     match ending {

@@ -180,6 +180,9 @@ fn textual(
         Json::None if matches!(ending, "csv" | "tsv" | "tab") => {
             Look::Rows { form: FileForm::Table(delimiter), known: is_known_header(head, delimiter) }
         }
+        Json::None if [b',', b'\t'].into_iter().any(|delimiter| is_header(head, delimiter)) => {
+            Look::Doubtful { what: "a table with a header, as .csv and .tsv files are", known: true }
+        }
         Json::None => match foreign::markup(ending, head) {
             Some(what) => Look::Doubtful { what, known: false },
             None => Look::Is(FileForm::Text),
@@ -189,9 +192,18 @@ fn textual(
 
 /// A header of a table of data rows.
 fn is_known_header(head: &[u8], delimiter: u8) -> bool {
+    shapes::is_known(&header(head, delimiter))
+}
+/// The first line can hardly be text.
+fn is_header(head: &[u8], delimiter: u8) -> bool {
+    let row = header(head, delimiter);
+    shapes::is_known(&row) && row.len() > 1 || shapes::both(&row, ["prompt", "completion"])
+}
+/// The first line as a row with a value in each column.
+fn header(head: &[u8], delimiter: u8) -> Map<String, Value> {
     let line = head.split(|&b| b == b'\n').next().unwrap_or_default();
     let name = |field: &[u8]| String::from_utf8_lossy(field).trim().trim_matches('"').to_string();
-    shapes::is_known(&line.split(|&b| b == delimiter).map(|field| (name(field), Value::from(1))).collect())
+    line.split(|&b| b == delimiter).map(|field| (name(field), Value::from(1))).collect()
 }
 
 /// What JSON a text is.

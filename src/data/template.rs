@@ -73,8 +73,9 @@ impl ChatTemplate {
             format!("{place}: {detail}")
         })?;
         let fingerprint = xxh3_64(format!("{bos}\0{eos}\0{text}").as_bytes());
-        let tokens =
-            [("bos_token", bos), ("eos_token", eos)].map(|(name, spelling)| (name.into(), spelling.into())).into();
+        // As in transformers, one that the tokenizer lacks is not defined.
+        let tokens = [("bos_token", bos), ("eos_token", eos)].into_iter().filter(|(_, spelling)| !spelling.is_empty());
+        let tokens = tokens.map(|(name, spelling)| (name.into(), spelling.into())).collect();
         let source = text.clone();
         Ok(ChatTemplate { env, instructions, source, tokens, generation, frame: OnceLock::new(), fingerprint })
     }

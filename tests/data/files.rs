@@ -198,6 +198,11 @@ fn data_under_the_name_of_text_is_trained_on_only_if_asked_to() {
         ("broken.json", "{\"text\": \"one", "damaged"),
         ("prose.json", "Call me Ishmael.", "by its name only"),
         ("notebook.ipynb", "{\n\"cells\": [\n{\"source\": []}\n]\n}", "a JSON object around rows"),
+        ("rows.text", "# mine\n{\"q\": \"a\"}\n{\"q\": \"b\"}\n", "JSON objects, line by line, after other text"),
+        ("printed.txt", "{'q': 'a'}\n{'q': 'b'}\n{'q': 'c'}\n", "dictionaries as Python prints them"),
+        ("table.txt", "prompt,completion\nred,\"blue, dog\"\n", "a table with a header"),
+        ("table.dat", "instruction\tinput\toutput\na\tb\tc\n", "a table with a header"),
+        ("letter.txt", "{\\rtf1\\ansi text}", "rich text (RTF)"),
         ("train.txt", "<!DOCTYPE html>\n<html>404</html>\n", "an HTML page"),
         ("README.md", "---\nconfigs:\n- split: train\n---\nrows", "the card of a data set"),
     ] {

@@ -133,7 +133,7 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
             prompt if prompt.contains("PROMPT") || prompt.ends_with("P_TUNING") || prompt == "PREFIX_TUNING" => {
                 UNMERGEABLE
             }
-            "CPT" | "XLORA" | "POLY" => UNMERGEABLE,
+            "CARTRIDGE" | "CPT" | "LILY" | "POLY" | "XLORA" => UNMERGEABLE,
             _ => MERGE,
         };
         return Err(format!("{}; only \"LORA\" is supported: {instead}", found("peft_type")));

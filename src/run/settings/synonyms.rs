@@ -1,7 +1,6 @@
 //! Names of other tools, from the table `synonyms.tsv`, and the known name nearest to an unknown one. Never interprets
 //! a setting.
 use serde_json::Value;
-use std::collections::HashSet;
 use std::sync::LazyLock;
 
 /// A row of the table: `spelling` is read as the setting `section.key`, as a `value` of it, or has no equivalent.
@@ -178,17 +177,22 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> &'a 
     known.into_iter().max_by(|a, b| likeness(name, a).total_cmp(&likeness(name, b))).unwrap_or("--help")
 }
 
-/// The known name that `name` probably means: a similar spelling, or a distinctive word in common.
+/// The known name that `name` probably misspells: its words begin alike and are similar, in any order, or all of it is
+/// similar. A name with one other word means something else.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    const COMMON: [&str; 11] =
-        ["size", "steps", "path", "type", "name", "file", "data", "model", "every", "with", "parallel"];
-    fn words(text: &str) -> impl Iterator<Item = &str> {
-        text.split(['-', '_', '.']).filter(|word| word.len() > 3 && !COMMON.contains(word))
+    const FILLERS: [&str; 9] = ["num", "number", "of", "the", "path", "dir", "file", "use", "enable"];
+    fn words(text: &str) -> Vec<&str> {
+        text.split(['-', '_', '.']).filter(|word| !word.is_empty() && !FILLERS.contains(word)).collect()
     }
-    let mine: HashSet<&str> = words(name).collect();
-    let shares = |other: &str| words(other).any(|word| mine.contains(word));
-    let likely = known.into_iter().filter(|other| likeness(name, other) >= 0.7 || shares(other));
-    Some(nearest(name, likely)).filter(|near| *near != "--help")
+    let mine = words(name);
+    let means = |other: &str| {
+        let theirs = words(other);
+        let begins = |word: &str| word.chars().next();
+        let has = |word: &str| theirs.iter().any(|o| likeness(word, o) >= 0.7 && begins(word) == begins(o));
+        let all = theirs.len() == mine.len() && mine.iter().all(|word| has(word));
+        all || likeness(&mine.concat(), &theirs.concat()) >= 0.85
+    };
+    Some(nearest(name, known.into_iter().filter(|other| means(other)))).filter(|near| *near != "--help")
 }
 
 /// What is expected where one of `names` is, and which of them `text` is likely to mean.

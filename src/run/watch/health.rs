@@ -90,14 +90,17 @@ impl Health {
         self.first += if self.steps < WINDOW { loss } else { 0.0 };
         self.last[self.steps % WINDOW] = loss;
         self.steps += 1;
-        let (began, now) = (self.first / WINDOW as f64, self.last.iter().sum::<f64>() / WINDOW as f64);
+        // A loss that rises at once is far above a guess, and not above its first steps.
+        let began = (self.first / WINDOW as f64).min(self.uniform);
+        let now = self.last.iter().sum::<f64>() / WINDOW as f64;
         if self.steps < 2 * WINDOW || now < began * RISEN.0 || now < began + RISEN.1 {
             return None;
         }
         self.say(Sign::Risen, || {
             format!(
-                "the loss of the last {WINDOW} steps, {now:.2}, is far above that of the first {WINDOW}, {began:.2}: \
-                 lower the learning rate, or check the data"
+                "the loss of the last {WINDOW} steps, {now:.2}, is far above {}, {began:.2}: lower the learning rate, or \
+                 check the data",
+                if began < uniform { format!("that of the first {WINDOW}") } else { "a uniform guess".into() }
             )
         })
     }
@@ -145,5 +148,11 @@ mod tests {
         let mut falling = Health::new(10.8);
         (0..100).for_each(|step| assert_eq!(falling.step(5.0 - 0.01 * step as f64, 1.0), None));
         assert_eq!(falling.step(f64::NAN, f64::NAN), None);
+        // Within the first steps.
+        let mut burst = Health::new(5.5);
+        let losses = [6.1, 419.0, 350.0, 280.0, 200.0].into_iter().chain((0..40).map(|step| 120.0 - step as f64));
+        let said: Vec<bool> = losses.map(|loss| burst.step(loss, 1.0).is_some()).collect();
+        assert_eq!(said.iter().filter(|said| **said).count(), 1);
+        assert!(burst.warnings()[0].contains("far above a uniform guess, 5.50"), "{}", burst.warnings()[0]);
     }
 }
