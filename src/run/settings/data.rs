@@ -10,8 +10,8 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Data")]
 pub struct DataSettings {
     /// Text, .jsonl, .json, .csv, .parquet or .npy (tokens) files or directories, names of the hub (OWNER/NAME,
-    /// OWNER/NAME@REVISION, OWNER/NAME:SPLIT, OWNER/NAME/FILE), or `synthetic`; NAME[:500] is some rows [default: Rust
-    /// sources in cargo's registry]
+    /// OWNER/NAME@REVISION, OWNER/NAME:SPLIT, OWNER/NAME/FILE), or `synthetic`; `NAME[:500]` is some rows [default:
+    /// Rust sources in cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH|NAME")]
     #[serde(deserialize_with = "one_or_many")]
     pub dataset: Option<Vec<String>>,
