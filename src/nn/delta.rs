@@ -46,6 +46,8 @@ pub struct DeltaBranch {
     /// Factors of what the matrix of Mamba 2 gives: z, values, keys, queries and a. Those of the convolution's inputs
     /// are factors of its filters.
     pub factors: [f32; 5],
+    /// See [`DeltaNet::has_own_filters`](super::spec::DeltaNet::has_own_filters).
+    pub own_filters: bool,
     pub taps: usize,
     /// Segments (H).
     pub a_log: usize,
@@ -92,10 +94,6 @@ impl DeltaBranch {
         }
     }
 
-    /// Whether the filters are not those of one segment.
-    fn has_own_filters(&self) -> bool {
-        self.conv.len() > 1 || self.factors[1..4] != [1.0; 3]
-    }
     /// Multiplies what belongs to channels of values, keys and queries by their factors.
     fn scale_filters(&self, cx: &Cx, filters: &mut Tensor) -> Result<()> {
         let (shape, mut at) = (self.shape, 0);
@@ -119,7 +117,7 @@ impl DeltaBranch {
     /// The filters of all channels. Those of three convolutions are put together in `to`, and so are those with
     /// factors.
     fn filters<'a>(&self, cx: &Cx, w: Weights<'a>, to: &'a mut Tensor) -> Result<View<'a>> {
-        if !self.has_own_filters() {
+        if !self.own_filters {
             return Ok(w.get(self.conv[0]));
         }
         let mut rest = to.rows_mut(1);
@@ -404,7 +402,7 @@ impl DeltaBranch {
         })?;
         let (dconvolved, dx) = (delta.dconvolved.rows(n), delta.dmixed.rows_mut(n));
         let dbias = self.conv_bias.map(|_| delta.dconv_bias.rows_mut(1));
-        let of_conv = match self.has_own_filters() {
+        let of_conv = match self.own_filters {
             false => dw.get(self.conv[0])?,
             true => {
                 dev.zero(delta.dfilters.rows_mut(1))?;
@@ -428,7 +426,7 @@ impl DeltaBranch {
                 dev.add(grad.rows(1), to)?;
             }
         }
-        if self.has_own_filters() {
+        if self.own_filters {
             self.add_filters(cx, dw, &mut delta.dfilters)?;
         }
         self.scale_gates(cx, &mut delta.dz, &mut delta.da)?;

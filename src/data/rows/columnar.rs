@@ -32,6 +32,11 @@ impl Rows<'_> {
         let bad = |e: ParquetError| Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()));
         let file = open::file(path).map_err(|e| Error::io("open", path, e))?;
         let reader = caught(|| SerializedFileReader::new(file)).map_err(bad)?;
+        let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
+        if let RowUse::Count(count) = &mut self.to {
+            **count += rows;
+            return Ok(());
+        }
         let schema = reader.metadata().file_metadata().schema().clone();
         let columns = self.columns(&schema);
         let read = columns.as_ref().unwrap_or(&schema);
@@ -40,11 +45,6 @@ impl Rows<'_> {
         }
         let others = others(read);
         let holds_json = holds_json(read);
-        let rows = reader.metadata().file_metadata().num_rows().max(0) as u64;
-        if let RowUse::Count(count) = &mut self.to {
-            **count += rows;
-            return Ok(());
-        }
         let rows = self.window.end.min(rows).saturating_sub(self.window.start);
         let is_read = |name: &str| read.get_fields().iter().any(|field| field.name() == name);
         let unread = schema.get_fields().iter().map(|field| field.name()).filter(|name| !is_read(name));

@@ -7,6 +7,7 @@ use crate::optim::DecayShape;
 use crate::run::settings::hub::DataName;
 use crate::run::settings::model::ModelSettings;
 use crate::run::settings::names::{ArchName, StrategyName};
+use crate::run::settings::value::strings;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -31,15 +32,13 @@ pub fn supersede(lower: &mut Value, upper: &Value) {
 /// A split that is evaluated is one of the data set, where no other data is named.
 pub fn evaluated(requested: &mut Value) {
     let data = &requested["data"];
-    let names =
-        data["dataset"].as_array().into_iter().flatten().chain(data["dataset"].is_string().then_some(&data["dataset"]));
-    let without_split = |text: &Value| {
-        let name = DataName::of(text.as_str()?).name;
+    let without_split = |text: &String| {
+        let name = DataName::of(text).name;
         let split = name.rsplit_once(':').filter(|(_, split)| !split.contains('/') && !Path::new(name).exists());
         let name = split.map_or(name, |(name, _)| name);
         (!Path::new(name).is_file() && name != "synthetic").then(|| name.to_string())
     };
-    let names: Option<Vec<String>> = names.map(without_split).collect();
+    let names = strings(&data["dataset"]).and_then(|all| all.iter().map(without_split).collect::<Option<Vec<_>>>());
     if let (false, true, Some(names)) = (data["eval_split"].is_null(), data["eval_dataset"].is_null(), names)
         && !names.is_empty()
     {

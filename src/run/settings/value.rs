@@ -110,6 +110,15 @@ impl<'de> Deserialize<'de> for StepInterval {
     }
 }
 
+/// The strings of a value that is one, or a list of them.
+pub fn strings(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(items) => items.iter().map(|item| item.as_str().map(String::from)).collect(),
+        _ => None,
+    }
+}
+
 /// `dataset: x` is `dataset: [x]`.
 pub fn one_or_many<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]

@@ -1,7 +1,8 @@
 //! Axolotl's lists of data sets and its chat template, as keys of ours. Its other keys are rows of `synonyms.tsv`.
 use super::entry::DataPlace;
-use super::rewriting::{CHATML, FileTree, Rewriting, strings};
+use super::rewriting::{CHATML, FileTree, Rewriting};
 use crate::base::{Result, quote};
+use crate::run::settings::value::strings;
 use serde_json::{Value, json};
 
 /// Formats of prompts that the rows of a data set are read in.

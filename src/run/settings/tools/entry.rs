@@ -27,6 +27,13 @@ impl DataPlace {
             return Err(out.refuse(&format!("{at}.split"), &Value::from(split.as_str()), why));
         }
         let (split, slice) = self.split.as_deref().map_or(("train", ""), RowSlice::cut);
+        let sliced = |files: Vec<String>| match files.len() > 1 && !slice.is_empty() {
+            true => {
+                let why = "the split has several files, and a slice is of one: put them in a directory";
+                Err(out.refuse(&format!("{at}.split"), &Value::from(format!("{split}{slice}")), why))
+            }
+            false => Ok(files.into_iter().map(|file| file + slice).collect()),
+        };
         let dir = Path::new(&self.path);
         if !self.files.is_empty() {
             // As in the library `datasets`, they are relative to the directory.
@@ -34,11 +41,7 @@ impl DataPlace {
                 path if !Path::new(&file).exists() && path.exists() => path.display().to_string(),
                 _ => file,
             };
-            if self.files.len() > 1 && !slice.is_empty() {
-                let why = "a slice is of one file: put them in a directory";
-                return Err(out.refuse(&format!("{at}.split"), &Value::from(format!("{split}{slice}")), why));
-            }
-            return Ok(self.files.into_iter().map(|file| within(file) + slice).collect());
+            return sliced(self.files.into_iter().map(within).collect());
         }
         let subset = self.subset.filter(|name| name != "default");
         if dir.exists() {
@@ -52,11 +55,7 @@ impl DataPlace {
             }
             let files = corpus::of_split(FolderSplit { folder: dir, config, split });
             let files = files.map_err(|e| out.fault(format!("{at}.split is {}: {e}", quote(split))))?;
-            if files.len() > 1 && !slice.is_empty() {
-                let why = "the split has several files, and a slice is of one: put them in a directory";
-                return Err(out.refuse(&format!("{at}.split"), &Value::from(format!("{split}{slice}")), why));
-            }
-            return Ok(files.iter().map(|file| format!("{}{slice}", file.display())).collect());
+            return sliced(files.iter().map(|file| file.display().to_string()).collect());
         }
         let (revision, split) = (self.revision, Some(split).filter(|split| *split != "train"));
         let mut name = self.path;

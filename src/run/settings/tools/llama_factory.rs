@@ -1,9 +1,10 @@
 //! LLaMA-Factory's data sets: names in a `dataset_info.json`, as paths and fields. Its other keys are rows of
 //! `synonyms.tsv`.
 use super::entry::DataPlace;
-use super::rewriting::{CHATML, FileTree, Rewriting, strings};
+use super::rewriting::{CHATML, FileTree, Rewriting};
 use crate::base::{Result, open, quote};
 use crate::run::settings::synonyms::nearest;
+use crate::run::settings::value::strings;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

@@ -56,12 +56,3 @@ impl<'a> Rewriting<'a> {
 /// ChatML as both tools have it, for tokenizers with another template of their own.
 pub(super) const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
     message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-
-/// The strings of a value that is one, or a list of them.
-pub(super) fn strings(value: &Value) -> Option<Vec<String>> {
-    match value {
-        Value::String(text) => Some(vec![text.clone()]),
-        Value::Array(items) => items.iter().map(|item| item.as_str().map(String::from)).collect(),
-        _ => None,
-    }
-}
