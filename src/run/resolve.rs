@@ -57,7 +57,10 @@ fn splits(s: &mut Settings) -> Result<()> {
                 Some(Some(named)) if named == *split => {}
                 Some(Some(_)) => return Err(bad("this name has another split: remove one of them")),
                 Some(None) => *text = format!("{name}:{split}{rest}"),
-                None => s.notes.push(format!("`{setting}` {split} has no effect here: {text}: a file is one split")),
+                None => {
+                    let flag = setting.replace('_', "-");
+                    s.notes.push(format!("--{flag} {split} has no effect here: {text}: a file is one split"));
+                }
             }
         }
     }

@@ -104,7 +104,7 @@ mod tests {
     use crate::nn::{BlockFactors, Recurrence, Spec};
     use serde_json::{Value, json};
 
-    /// The keys of the model with 0.5B parameters, as published.
+    /// The keys that files of its first class have, with the sizes of a model of 0.5B parameters.
     fn published() -> Value {
         let mut map = json!({
             "architectures": ["FalconH1ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
