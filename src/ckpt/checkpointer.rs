@@ -54,9 +54,8 @@ impl Checkpointer {
         layouts: &[Layout],
         moments: Moments,
     ) -> Result<Checkpointer> {
+        let exchange = Checkpointer::exchange(&*dev, mesh, layouts, &moments)?;
         let plan = FilePlan::of_masters(layouts, &moments, MAX_FILE_BYTES, None);
-        let exchange =
-            Exchange::new(&*dev, mesh.group(Axis::World).clone(), "checkpoint", 1 + plan.tensors.list.len())?;
         Ok(Checkpointer {
             dev,
             spec: spec.clone(),
@@ -80,6 +79,11 @@ impl Checkpointer {
             sizes: mesh.sizes,
             at: mesh.coords,
         })
+    }
+
+    /// All that a checkpointer holds on the device: a number for each tensor of every rank.
+    pub fn exchange(dev: &dyn Device, mesh: &Mesh, layouts: &[Layout], moments: &Moments) -> Result<Exchange> {
+        Exchange::new(dev, mesh.group(Axis::World).clone(), "checkpoint", 1 + FilePlan::count(layouts, moments))
     }
 
     /// Limits files to `bytes` each, or to one tensor if that is larger.

@@ -69,7 +69,7 @@ pub fn tensors(json: &[u8], file: u64) -> Result<Vec<TensorEntry>> {
     Ok(entries)
 }
 
-/// Parses `model.safetensors.index.json`, which maps each tensor to a file of the same directory.
+/// Parses `model.safetensors.index.json`, which maps each tensor to a file of the same directory, or of one below it.
 pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -84,7 +84,7 @@ pub fn index(json: &[u8]) -> Result<BTreeMap<String, String>> {
     };
     map.into_iter()
         .map(|(tensor, file)| match file {
-            Value::String(file) => plain(&file).map(|_| (tensor, file.clone())),
+            Value::String(file) => file.split('/').try_for_each(|part| plain(part).map(drop)).map(|()| (tensor, file)),
             other => {
                 Err(Error::input(format!("tensor {} is in {}, which is not a file name", quote(tensor), quote(other))))
             }
@@ -167,8 +167,10 @@ mod tests {
     #[test]
     fn an_index_stays_in_its_directory_and_has_no_duplicates() {
         let of = |map: &str| index(format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{map}}}"#).as_bytes());
-        assert_eq!(of(r#"{"a":"model-1.safetensors"}"#).unwrap()["a"], "model-1.safetensors");
-        for name in ["", ".", "..", "../a", "/etc/passwd", "sub/a", "a\\\\b", "a\\u0000", ".hidden"] {
+        for name in ["model-1.safetensors", "weights/model-1.safetensors"] {
+            assert_eq!(of(&format!(r#"{{"a":"{name}"}}"#)).unwrap()["a"], name);
+        }
+        for name in ["", ".", "..", "../a", "a/../b", "/etc/passwd", "a//b", "a/", "a\\\\b", "a\\u0000", ".hidden"] {
             let text = refused(of(&format!(r#"{{"a":"{name}"}}"#)));
             assert!(text.contains("not a plain file name"), "{name}: {text}");
         }

@@ -165,6 +165,14 @@ impl FilePlan {
         FilePlan::of_base(&layouts, None)
     }
 
+    /// The number of tensors of [`FilePlan::of_masters`], apart from those that are carried.
+    pub fn count(layouts: &[Layout], moments: &Moments) -> usize {
+        let stored = stored(has_adapters(layouts));
+        let all = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
+        let states = |(layer, segment)| (0..moments.names.len()).filter(|m| moments.has(*m, layer, segment)).count();
+        all.filter(|(_, segment)| stored(segment)).map(|place| 1 + states(place)).sum()
+    }
+
     fn part(
         layouts: &[Layout],
         adapters: bool,
@@ -180,7 +188,7 @@ impl FilePlan {
             naming if adapters => naming.of_modules(),
             naming => naming,
         };
-        let stored = |s: &Segment| if adapters { goes_with_adapters(s) } else { !is_adapter(s) };
+        let stored = stored(adapters);
         let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
         let segments: Vec<(usize, &Segment)> = segments.filter(|(_, s)| stored(s)).collect();
         let (stem, prefix) = if adapters { ("adapter_model", ADAPTER_PREFIX) } else { ("model", "") };
@@ -270,6 +278,11 @@ impl FilePlan {
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).sum()
     }
+}
+
+/// The tensors that go into files.
+fn stored(adapters: bool) -> fn(&Segment) -> bool {
+    if adapters { goes_with_adapters } else { |segment| !is_adapter(segment) }
 }
 
 fn byte_len(shape: &[usize], dtype: Dtype) -> u64 {

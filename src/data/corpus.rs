@@ -9,6 +9,7 @@ use super::slice::RowSlice;
 use crate::base::{Error, Result};
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -193,9 +194,25 @@ fn none_dangles(links: &[PathBuf]) -> Result<()> {
 }
 
 /// Decides what each file is among the others, and removes descriptions of rows. Returns why the first file that is
-/// text by its name only should not be read as text, and the binary files next to rows, which are removed.
+/// text by its name only should not be read as text, and the files that are no data, which are removed: leftovers,
+/// binary files next to rows, and rows without a name of rows next to those that have one.
 fn decide(files: &mut Vec<CorpusFile>) -> Result<(Option<String>, Vec<PathBuf>)> {
-    let looks = files.iter().map(|file| kind::inspect(&file.path)).collect::<Result<Vec<_>>>()?;
+    let (mut unread, left): (Vec<_>, Vec<_>) =
+        mem::take(files).into_iter().partition(|file| !file.named && kind::is_leftover(&file.path));
+    let looks = left.iter().map(|file| kind::inspect(&file.path)).collect::<Result<Vec<_>>>()?;
+    let is_rows = |look: &Look| match look {
+        Look::Is(form) => CorpusKind::of(*form).is_rows(),
+        Look::Rows { .. } => true,
+        _ => false,
+    };
+    let is_named = |file: &CorpusFile| file.named || kind::is_named_rows(&file.path);
+    let by_name = left.iter().zip(&looks).any(|(file, look)| is_named(file) && is_rows(look));
+    let (others, read): (Vec<_>, Vec<_>) =
+        left.into_iter().zip(looks).partition(|(file, look)| by_name && is_rows(look) && !is_named(file));
+    unread.extend(others.into_iter().map(|(file, _)| file));
+    let mut unread: Vec<PathBuf> = unread.into_iter().map(|file| file.path).collect();
+    let looks: Vec<Look>;
+    (*files, looks) = read.into_iter().unzip();
     let is_card = |file: &CorpusFile, look: &Look| {
         let describes = match look {
             Look::Rows { known, .. } | Look::Doubtful { known, .. } => !known,
@@ -235,7 +252,7 @@ fn decide(files: &mut Vec<CorpusFile>) -> Result<(Option<String>, Vec<PathBuf>)>
         let empty = files[i].size == 0 && files[i].form == FileForm::Text;
         rows && !files[i].named && (cards[i] || empty || binary[i])
     };
-    let unread = (0..files.len()).filter(|&i| rows && binary[i]).map(|i| files[i].path.clone()).collect();
+    unread.extend((0..files.len()).filter(|&i| rows && binary[i]).map(|i| files[i].path.clone()));
     let keep: Vec<bool> = (0..files.len()).map(|i| !skipped(i)).collect();
     let doubt = doubts.into_iter().find(|(i, _)| keep[*i]).map(|(i, looks)| {
         format!(

@@ -1,11 +1,13 @@
 //! Files of other tools, by their endings and their first bytes: what each is, and what to do instead of reading it.
 //! Never reads a file.
+use super::shapes;
+use serde_json::Value;
 
 const EXPORT: &str = "write its rows as .jsonl or Parquet";
 const UNPACK: &str = "unpack it and name the files in it";
 
 /// First bytes, the name, and the remedy.
-const STARTS: [(&[u8], &str, &str); 15] = [
+const STARTS: [(&[u8], &str, &str); 18] = [
     (b"ARROW1", "an Arrow file", ARROW),
     (
         b"PK\x03\x04",
@@ -24,8 +26,13 @@ const STARTS: [(&[u8], &str, &str); 15] = [
     (b"MMIDIDX\0", "the index of Megatron's .bin", MEGATRON),
     (b"GGUF", "a model", "name it with `pretrain`"),
     (b"%PDF-", "a PDF document", "extract its text first"),
+    // Protocol 0, which is text.
+    (b"(lp0\n", PICKLE, EXPORT),
+    (b"(dp0\n", PICKLE, EXPORT),
+    (b"ccopy_reg\n", PICKLE, EXPORT),
     (b"PARE", "an encrypted Parquet file", "write it without encryption"),
 ];
+const PICKLE: &str = "a pickle, which can run any code";
 const ARROW: &str = "read it with `datasets` (`load_from_disk`) and write it with `to_parquet`";
 const MEGATRON: &str = "save its tokens with `np.save` as a .npy array";
 
@@ -36,7 +43,7 @@ const ENDINGS: [(&[&str], &str, &str); 14] = [
     (&["tar", "tgz", "wds"], "a tar archive, as WebDataset writes", UNPACK),
     (&["zip", "7z", "rar"], "an archive", UNPACK),
     (&["xz", "bz2", "lz4", "lzma", "br"], "compressed", "compress it with gzip or zstd instead"),
-    (&["pkl", "pickle", "pt", "pth", "joblib"], "a pickle, which can run any code", EXPORT),
+    (&["pkl", "pickle", "pt", "pth", "joblib"], PICKLE, EXPORT),
     (&["npz"], "an archive of NumPy arrays", "save one array with `np.save`"),
     (&["h5", "hdf5"], "an HDF5 file", EXPORT),
     (&["tfrecord", "tfrecords", "record"], "a file of TFRecords", EXPORT),
@@ -88,6 +95,15 @@ fn rows(head: &[u8]) -> Option<&'static str> {
     }
 }
 
+/// Whether a text begins as a list in YAML whose first item has the keys of a row.
+fn is_yaml_rows(start: &str) -> bool {
+    let item = start.strip_prefix("- ").and_then(|items| items.split("\n- ").next()).unwrap_or_default();
+    let fields =
+        item.lines().enumerate().filter_map(|(i, line)| if i == 0 { Some(line) } else { line.strip_prefix("  ") });
+    let keys = fields.filter_map(|field| field.split_once(':')).map(|(key, _)| (key.to_string(), Value::from(1)));
+    shapes::is_known(&keys.collect())
+}
+
 /// Markup that is not what a corpus of text holds under this ending.
 pub(super) fn markup(ending: &str, head: &[u8]) -> Option<&'static str> {
     if head.starts_with(b"{\\rtf") {
@@ -98,8 +114,12 @@ pub(super) fn markup(ending: &str, head: &[u8]) -> Option<&'static str> {
     }
     let start = String::from_utf8_lossy(&head[..head.len().min(4096)]).trim_start().to_lowercase();
     let html = ["<!doctype html", "<html"].iter().any(|tag| start.starts_with(tag));
+    let xml = ["<?xml", "<svg"].iter().any(|tag| start.starts_with(tag));
     match ending {
         "txt" | "text" | "" if html => Some("an HTML page, as servers send instead of a file"),
+        "txt" | "text" | "" if xml => Some("XML"),
+        "json5" | "jsonc" | "hjson" => Some("JSON with a syntax of its own"),
+        "txt" | "text" | "yaml" | "yml" | "" if is_yaml_rows(&start) => Some("a list of rows in YAML"),
         "md" if start.starts_with("---") => {
             let lines = start.lines().skip(1).take_while(|line| line.trim_end() != "---");
             let keys = ["dataset_info:", "configs:", "task_categories:", "size_categories:", "annotations_creators:"];

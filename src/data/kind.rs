@@ -83,6 +83,22 @@ const TEXT: [&str; 19] = [
     "tex", "csv", "tsv", "tab",
 ];
 
+/// Endings of what editors, merges and broken downloads leave.
+const LEFTOVER: [&str; 10] =
+    ["bak", "orig", "swp", "swo", "tmp", "temp", "part", "partial", "crdownload", "incomplete"];
+
+/// A copy that an editor or a merge has left next to its file, or a part of a download.
+pub(super) fn is_leftover(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with('~') || name.starts_with('#') && name.ends_with('#') || LEFTOVER.contains(&&*ending(path).0)
+}
+
+/// Whether the name says that a file holds rows.
+pub(super) fn is_named_rows(path: &Path) -> bool {
+    let (ending, _) = ending(path);
+    matches!(&ending[..], "jsonl" | "ndjson" | "jsonlines" | "json" | "parquet" | "pq" | "csv" | "tsv" | "tab")
+}
+
 /// Text or metadata that describes the rows in the same folder, by its name.
 pub(super) fn is_card(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();

@@ -48,6 +48,33 @@ pub(super) fn parts(files: &[RepoFile], path: &str) -> Vec<String> {
     all.filter(|all| !all.is_empty()).unwrap_or_else(|| vec![path.to_string()])
 }
 
+/// The GGUF file of a quantization such as Q4_K_M, which its name has as a word, whatever the case; or why there is
+/// none.
+pub(super) fn quantized(files: &[RepoFile], tag: &str) -> Result<String, String> {
+    let lower = |text: &str| text.to_ascii_lowercase();
+    // Those of vision towers are no models.
+    let is_model = |path: &&str| lower(path).ends_with(".gguf") && !lower(path).contains("mmproj");
+    let all: Vec<&str> = files.iter().map(|file| &file.path[..]).filter(is_model).collect();
+    let (tag, part) = (lower(tag), |c: char| c.is_ascii_alphanumeric() || c == '_');
+    let tagged = |path: &&str| {
+        let path = lower(path);
+        path.match_indices(&tag).any(|(at, _)| !path[..at].ends_with(part) && !path[at + tag.len()..].starts_with(part))
+    };
+    let mut found: Vec<&str> = all.iter().copied().filter(tagged).collect();
+    found.sort_unstable();
+    let listed = |paths: &[&str]| paths.iter().map(|path| quote(path).to_string()).collect::<Vec<_>>().join(", ");
+    match found.first() {
+        None if all.is_empty() => Err("has no GGUF files".into()),
+        None => Err(format!("has no GGUF file of {}; it has {}", quote(&tag), listed(&all))),
+        Some(first) if parts(files, first).len() < found.len() => Err(format!(
+            "has several GGUF files of {}: name one of {}, such as NAME/{first}",
+            quote(&tag),
+            listed(&found)
+        )),
+        Some(first) => Ok(first.to_string()),
+    }
+}
+
 /// Where the weights are.
 #[derive(Debug, PartialEq)]
 pub(super) enum WeightFiles {
@@ -99,9 +126,31 @@ pub(super) fn indexed(index: &[u8]) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
+    fn file(path: &str) -> RepoFile {
+        RepoFile { path: path.into(), ..RepoFile::default() }
+    }
+
+    #[test]
+    fn a_quantization_names_one_gguf_file() {
+        let paths = "README.md m-Q4_K_M.gguf m-Q4_K_S.gguf m.q8_0.gguf mmproj-m-F16.gguf m-UD-Q2_K_XL.gguf \
+                     BF16/m-BF16-00001-of-00002.gguf BF16/m-BF16-00002-of-00002.gguf";
+        let files: Vec<RepoFile> = paths.split(' ').map(file).collect();
+        for (tag, path) in [
+            ("Q4_K_M", "m-Q4_K_M.gguf"),
+            ("q8_0", "m.q8_0.gguf"),
+            ("UD-Q2_K_XL", "m-UD-Q2_K_XL.gguf"),
+            ("BF16", "BF16/m-BF16-00001-of-00002.gguf"),
+        ] {
+            assert_eq!(quantized(&files, tag).as_deref(), Ok(path));
+        }
+        for (tag, why) in [("F16", "m-Q4_K_M.gguf"), ("Q4_K", "no GGUF file of"), ("m", "several")] {
+            assert!(quantized(&files, tag).unwrap_err().contains(why), "{tag}");
+        }
+        assert_eq!(quantized(&files[..1], "Q4_K_M").unwrap_err(), "has no GGUF files");
+    }
+
     #[test]
     fn only_what_is_needed() {
-        let file = |path: &str| RepoFile { path: path.into(), ..RepoFile::default() };
         let all = [
             ".gitattributes",
             "README.md",

@@ -1,5 +1,5 @@
-//! Names of the hub: `OWNER/NAME[@REVISION]`, with `/PATH` and `:SPLIT` for data sets; and which file names may enter
-//! the cache. Never looks for a file.
+//! Names of the hub: `OWNER/NAME[@REVISION]`, with `/PATH` and `:SPLIT` for data sets, and `:TAG` for GGUF files; and
+//! which file names may enter the cache. Never looks for a file.
 use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,6 +33,7 @@ pub struct HubName {
     pub revision: Option<String>,
     /// A file or folder in the repository.
     pub path: Option<String>,
+    /// Of a data set; of a model, the quantization of its GGUF file, such as Q4_K_M.
     pub split: Option<String>,
 }
 
@@ -60,15 +61,15 @@ const OWNERS: [(&str, &[&str]); 12] = [
 impl HubName {
     /// None: it is no name of the hub.
     pub fn model(text: &str) -> Option<HubName> {
-        let (text, path) = match text.to_lowercase().ends_with(".gguf") {
-            true => {
-                let mut parts = text.splitn(3, '/');
-                let (owner, name, path) = (parts.next()?, parts.next()?, parts.next()?);
-                (format!("{owner}/{name}"), Some(path.to_string()))
-            }
-            false => (text.to_string(), None),
-        };
-        HubName::new(HubKind::Model, &text, path, None)
+        if text.to_lowercase().ends_with(".gguf") {
+            let mut parts = text.splitn(3, '/');
+            let (owner, name, path) = (parts.next()?, parts.next()?, parts.next()?);
+            return HubName::new(HubKind::Model, &format!("{owner}/{name}"), Some(path.to_string()), None);
+        }
+        let (text, tag) = text.split_once(':').map_or((text, None), |(text, tag)| (text, Some(tag.to_string())));
+        let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
+        let fine = tag.as_ref().is_none_or(|tag| !tag.is_empty() && tag.bytes().all(known));
+        if fine { HubName::new(HubKind::Model, text, None, tag) } else { None }
     }
 
     /// None: it is no name of the hub.
@@ -204,11 +205,12 @@ mod tests {
         assert_eq!(model("meta-llama/Meta-Llama-3-8B"), some("meta-llama/Meta-Llama-3-8B", None, None));
         assert_eq!(model("a/b@refs/pr/3"), some("a/b", Some("refs/pr/3"), None));
         assert_eq!(model("a/b@v1/q4/x.GGUF"), some("a/b", Some("v1"), Some("q4/x.GGUF")));
-        for no in
-            ["gpt2", "/a/b", "./a", "../a", "a/b/c", "a//b", "a/b@", "a/-b", "a/b--c", "a/b.git", "a/b@../c", "~/a"]
-        {
+        let no = "gpt2 /a/b ./a ../a a/b/c a//b a/b@ a/-b a/b--c a/b.git a/b@../c ~/a a/b: a/b:c/d a/b:c:d hf://a/b";
+        for no in no.split(' ') {
             assert_eq!(model(no), None, "{no}");
         }
+        let tag = HubName::model("a/b-GGUF@v1:Q4_K_M").unwrap();
+        assert_eq!((tag.split.as_deref(), &*tag.to_string()), (Some("Q4_K_M"), "a/b-GGUF@v1:Q4_K_M"));
         let data = |text: &str| HubName::dataset(text).map(|name| [name.revision, name.path, name.split]);
         let three = |parts: [Option<&str>; 3]| Some(parts.map(|part| part.map(str::to_string)));
         assert_eq!(data("Open-Orca/OpenOrca"), three([None, None, None]));

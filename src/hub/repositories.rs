@@ -49,11 +49,14 @@ impl HubReader {
     pub fn model(&mut self, name: &HubName, need: ModelNeed) -> Result<HubFiles> {
         let listing = self.listing(name)?;
         let pinned = name.at(&listing.commit);
-        if let Some(path) = &name.path {
-            self.fetch(&listing, &model::parts(&listing.files, path))?;
-            return Ok(HubFiles { path: listing.cache.file(&listing.commit, path), name: pinned });
-        }
         let says = |what: String| Error::input(what.replace("NAME/", &format!("{}/", name.repo)));
+        let tagged = name.split.as_ref().map(|tag| model::quantized(&listing.files, tag)).transpose();
+        let tagged = tagged.map_err(|why| says(format!("{} {why}", name.repo)))?;
+        if let Some(path) = tagged.or(name.path.clone()) {
+            self.fetch(&listing, &model::parts(&listing.files, &path))?;
+            let file = listing.cache.file(&listing.commit, &path);
+            return Ok(HubFiles { path: file, name: HubName { path: Some(path), split: None, ..pinned } });
+        }
         let is_adapter = listing.has(model::ADAPTER);
         let mut wanted = model::described(&listing.files);
         if need == ModelNeed::Weights {

@@ -61,7 +61,7 @@ impl Conversion {
         }
         check::gguf(&s, Some(&base), &model.tokenizer, &engine, ranks.mesh.tp)?;
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
-        let planned = bytes::of_weights(&*engine.strategy, &model.spec, &layouts, &all)?;
+        let planned = bytes::of_weights(&*engine.strategy, &layouts, &all)?;
         ranks.planned = bytes::on_device(&planned);
         let strategy = engine.strategy;
         let conversion = Conversion { settings: s, ranks, model, layouts, strategy, save, base, adapter, planned };

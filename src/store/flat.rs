@@ -192,16 +192,19 @@ impl Flat {
     pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.homes.iter().map(|home| &home.layout)
     }
-    /// Ranges of the unit's gradient that no segment covers but another unit of its staging slot may have
+    /// Ranges of each unit's gradient that no segment covers but another unit of its staging slot may have
     /// written, when the non-root units rotate through `cycle` slots.
-    pub fn gaps(&self, unit: usize, cycle: usize) -> Vec<Range<usize>> {
-        let own = self.units[unit].gradients();
-        let mut sharing = (0..self.units.len()).filter(|&other| slot(other, cycle) == slot(unit, cycle));
-        if sharing.all(|other| self.units[other].gradients() == own) {
-            return vec![]; // never written
-        }
-        let ends = own.iter().map(|range| range.start).skip(1).chain([self.units[unit].trained()]);
-        own.iter().zip(ends).map(|(range, end)| range.end..end).filter(|gap| !gap.is_empty()).collect()
+    pub fn gaps(&self, cycle: usize) -> Vec<Vec<Range<usize>>> {
+        let all: Vec<_> = self.units.iter().map(Unit::gradients).collect();
+        let gaps = |(unit, own): (usize, &Vec<Range<usize>>)| {
+            let mut sharing = (0..all.len()).filter(|&other| slot(other, cycle) == slot(unit, cycle));
+            if sharing.all(|other| all[other] == *own) {
+                return vec![]; // never written
+            }
+            let ends = own.iter().map(|range| range.start).skip(1).chain([self.units[unit].trained()]);
+            own.iter().zip(ends).map(|(range, end)| range.end..end).filter(|gap| !gap.is_empty()).collect()
+        };
+        all.iter().enumerate().map(gaps).collect()
     }
     /// Trainable elements that one rank owns, over all units.
     pub fn trained_shard(&self) -> usize {

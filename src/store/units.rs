@@ -59,7 +59,7 @@ impl ShardedUnits {
             (!alone).then(|| GradSlots::new(&*dev, &*group, &flat, &cycles)).transpose()?
         };
         let cycle = if alone { flat.units.len() } else { cycles.grads };
-        let gaps = (0..flat.units.len()).map(|unit| flat.gaps(unit, cycle)).collect();
+        let gaps = flat.gaps(cycle);
         let begun = Begun::new(flat.layouts());
         Ok(ShardedUnits {
             shards,

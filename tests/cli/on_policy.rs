@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -260,6 +260,17 @@ fn a_reward_that_cannot_be_computed_names_the_row_and_the_command() {
 }
 
 /// What was learned before is saved: when a program fails, on one rank of two, and when a signal comes while it hangs.
+/// A program that leaves a process behind, in a session of its own and with the rank's standard error.
+#[test]
+fn what_a_reward_leaves_behind_does_not_keep_the_run() {
+    let dir = with_prompts(4);
+    let program = "setsid sleep 3600 & echo $! > left; while read l; do echo True; done";
+    let steps = train(&dir, "--lr 0.01 --batch-size 2 --nproc-per-node 1 --max-steps 2", &[program]);
+    let left = fs::read_to_string(dir.path("left")).unwrap();
+    assert!(Command::new("kill").arg(left.trim()).status().unwrap().success(), "it runs longer than the run");
+    assert!(steps.iter().all(|step| number(step, "reward_mean") == 1.0), "{steps:?}");
+}
+
 #[test]
 fn steps_before_a_reward_that_fails_or_hangs_are_saved() {
     let dir = with_prompts(16);

@@ -318,6 +318,9 @@ fn llama_factory_finds_its_data_sets_by_name() {
             "chosen": "chosen", "rejected": "rejected"}},
         "part": {"file_name": "alpaca.jsonl", "columns": {"prompt": "instruction", "query": "input", "response": "reply"}},
         "pairs": pairs, "hub": {"hf_hub_url": "owner/name", "split": "train_sft"},
+        "openai": {"file_name": "chats.jsonl", "formatting": "openai", "columns": {"messages": "talk"},
+            "tags": {"role_tag": "role", "content_tag": "content", "observation_tag": "tool"}},
+        "drawn": {"file_name": "chats.jsonl", "num_samples": 5}, "shaped": {"file_name": "a.jsonl", "formatting": "x"},
         "odd": {"file_name": "chats.jsonl", "formatting": "sharegpt", "tags": {"role_tag": "who"}}});
     fs::create_dir(dir.path("data")).unwrap();
     fs::write(dir.path("data/dataset_info.json"), info.to_string()).unwrap();
@@ -343,8 +346,10 @@ fn llama_factory_finds_its_data_sets_by_name() {
     has(&read, &[("data.multiturn", json!(true))]);
     assert_eq!(read.pointer("/lora/alpha"), None);
     assert_eq!(said.lines().filter(|line| line.contains("lf.yaml")).count(), 1, "{said}");
-    let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "talks"), chat);
-    has(&read, &[("data.input_key", json!("talk")), ("data.apply_chat_template", json!(true))]);
+    for talks in ["talks", "openai"] {
+        let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", talks), chat);
+        has(&read, &[("data.input_key", json!("talk")), ("data.apply_chat_template", json!(true))]);
+    }
     let (read, _) = plan(&dir, "lf.yaml", &LLAMA_FACTORY.replace("asks,more", "orca"), chat);
     has(&read, &[("data.system_key", json!("system_prompt")), ("data.input_key", json!("question"))]);
     // Templates that a tokenizer may not have: ChatML, and none at all.
@@ -391,6 +396,8 @@ fn llama_factory_finds_its_data_sets_by_name() {
         ("asks,more", "part", ["part.columns.query", "would not be read"]),
         ("asks,more", "askz", ["no data set askz", "asks"]),
         ("asks,more", "odd", ["odd.tags.role_tag", "ShareGPT"]),
+        ("asks,more", "drawn", ["drawn.num_samples", "[:500]"]),
+        ("asks,more", "shaped", ["shaped.formatting", "alpaca, sharegpt or openai"]),
     ] {
         refused(&dir, "lf.yaml", &LLAMA_FACTORY.replace(from, to), &words);
     }

@@ -151,6 +151,7 @@ fn files_of_other_tools_are_refused_by_name() {
         ("rows.jsonl.xz", b"\xfd7zXZ\0\0\x04", &["xz", "gzip or zstd"]),
         ("rows.jsonl.bz2", b"BZh91AY&SY\0\xff", &["bzip2", "gzip or zstd"]),
         ("rows.pkl", b"\x80\x04\x95\0\0\0\0", &["a pickle", "Parquet"]),
+        ("rows.pickle", b"(lp0\n(dp1\nVtext\np2\nVone\np3\nsa.", &["a pickle", "Parquet"]),
         ("rows.pt", zip, &["ZIP archive", "Parquet"]),
         ("rows.xlsx", zip, &["ZIP archive"]),
         ("train.parquet", pointer, &["Git LFS", "git lfs pull"]),
@@ -182,6 +183,28 @@ fn files_of_other_tools_are_refused_by_name() {
 }
 
 #[test]
+fn leftovers_next_to_data_are_not_read_unless_they_are_named() {
+    let row = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
+    let files = Files::with("d/train.jsonl", row("good"));
+    let others = ["train.jsonl.bak", "train.jsonl~", "#train.jsonl#", "train.jsonl.tmp", "train.jsonl.1", "notes", "a.old"];
+    for name in others {
+        files.put(&format!("d/{name}"), row("old!"));
+    }
+    let found = open(&files, "d", 4, Format::default()).unwrap();
+    assert_eq!((texts(&found), found.report().skipped), (vec!["good".to_string()], 0));
+    assert!(Corpus::find(&[files.0.path().join("data/d")]).unwrap().what.contains("(not read: "));
+    assert_eq!(texts(&open(&files, "d/train.jsonl.bak", 4, Format::default()).unwrap()), ["old!"]);
+    // Rows without an ending are data where no file has one; text has any ending but those.
+    let files = Files::with("d/part-00000", row("good"));
+    files.put("d/part-00001", row("more"));
+    assert_eq!(open(&files, "d", 4, Format::default()).unwrap().rows(), 2);
+    let files = Files::with("src/main.rs", "fn main() {}\n");
+    files.put("src/main.rs.orig", "fn old() {}\n");
+    files.put("src/Makefile", "all:\n");
+    assert_eq!(open(&files, "src", 9, Format::default()).unwrap().report().files, 2);
+}
+
+#[test]
 fn data_under_the_name_of_text_is_trained_on_only_if_asked_to() {
     let rows = "{\"q\": \"a\"}\n{\"q\": \"b\"}\n";
     for (name, content, says) in [
@@ -204,6 +227,10 @@ fn data_under_the_name_of_text_is_trained_on_only_if_asked_to() {
         ("table.dat", "instruction\tinput\toutput\na\tb\tc\n", "a table with a header"),
         ("letter.txt", "{\\rtf1\\ansi text}", "rich text (RTF)"),
         ("train.txt", "<!DOCTYPE html>\n<html>404</html>\n", "an HTML page"),
+        ("drawing.txt", "<svg width='9'></svg>\n", "XML"),
+        ("feed.txt", "<?xml version='1.0'?>\n<rss/>\n", "XML"),
+        ("rows.json5", "[{q: 'a'}, // first\n{q: 'b'}]", "a syntax of its own"),
+        ("rows.yml", "- instruction: add\n  output: two\n", "a list of rows in YAML"),
         ("README.md", "---\nconfigs:\n- split: train\n---\nrows", "the card of a data set"),
     ] {
         let put = if name.ends_with("gz") { gzip(content.as_bytes()) } else { content.as_bytes().to_vec() };
@@ -225,7 +252,13 @@ fn data_under_the_name_of_text_is_trained_on_only_if_asked_to() {
     refused(open(&files, "src", 9, Format::default()), &["talks.txt", "a JSON object per line", "`pretrain_mode`"]);
     assert_eq!(open(&files, "src", 9, as_text()).unwrap().report().files, 6);
     // What begins like JSON is not always JSON.
-    for text in ["[1] A footnote.\n", "{% if x %}\n{% endif %}\n", "[section]\nkey = 1\n", "{\n  int i = 0;\n}\n"] {
+    for text in [
+        "[1] A footnote.\n",
+        "- note: buy milk\n",
+        "{% if x %}\n{% endif %}\n",
+        "[section]\nkey = 1\n",
+        "{\n  int i = 0;\n}\n",
+    ] {
         let files = Files::with("a.txt", text);
         assert!(open(&files, "a.txt", 4, Format::default()).is_ok(), "{text}");
         files.put("noname", text);

@@ -6,7 +6,7 @@
 //! x16 at 20 GB/s and PCIe 5 x16 at 40 GB/s per rank of a ring, 12 and 25 GB/s for GeForce cards, whose copies go
 //! through host memory; 100 Gb/s of network for a host of eight. MI300X: xGMI at 310 GB/s in a ring, 400 Gb/s cards.
 use super::links::Links;
-use super::machine::GpuRates;
+use super::machine::{GPUS, GpuRates};
 
 const GB: usize = 1_000_000_000;
 const GIB: usize = 1 << 30;
@@ -74,3 +74,82 @@ pub const CARDS: [GpuRates; 8] = [
         ..card("mi300x", "MI300X 192 GB, 8 per node: numbers only, nothing here runs on it", 1307.4e12, 163.4e12, XGMI)
     },
 ];
+
+/// Every GPU of the tables.
+pub fn all() -> impl Iterator<Item = &'static GpuRates> {
+    GPUS.iter().chain(&CARDS)
+}
+
+/// Words of a vendor's name of a card that tell no two of them apart here.
+const MEANINGLESS: [&str; 18] = [
+    "nvidia",
+    "amd",
+    "instinct",
+    "geforce",
+    "rtx",
+    "pro",
+    "tensor",
+    "core",
+    "gpu",
+    "sxm",
+    "sxm4",
+    "sxm5",
+    "sxm6",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+    "generation",
+    "edition",
+];
+
+/// The GPU of a table that a name means, such as `NVIDIA H100 80GB HBM3` or `RTX4090`: the words of its own name, and
+/// the size of its memory if the name has one.
+pub fn named(name: &str) -> Option<&'static GpuRates> {
+    let (sizes, given): (Vec<_>, Vec<_>) = words(name).into_iter().partition(|word| gigabytes(word).is_some());
+    let fits = |gpu: &GpuRates, size: usize| [GB, GIB].iter().any(|unit| gpu.memory_bytes.abs_diff(size * unit) < GB);
+    all().find(|gpu| {
+        words(gpu.name) == given && sizes.iter().filter_map(|word| gigabytes(word)).all(|size| fits(gpu, size))
+    })
+}
+
+/// `rtx4090` and `mi300x` are one word each, the former without its prefix.
+fn words(name: &str) -> Vec<String> {
+    let name = name.to_lowercase();
+    let parts = name.split(|c: char| !c.is_ascii_alphanumeric()).map(|part| match part.strip_prefix("rtx") {
+        Some(number) if number.starts_with(|c: char| c.is_ascii_digit()) => number,
+        _ => part,
+    });
+    parts.filter(|part| !part.is_empty() && !MEANINGLESS.contains(part)).map(str::to_string).collect()
+}
+
+fn gigabytes(word: &str) -> Option<usize> {
+    word.strip_suffix("gb").and_then(|digits| digits.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vendors_names_mean_the_cards_of_the_tables() {
+        for (given, card) in [
+            ("H100", Some("h100")),
+            ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("NVIDIA A100-SXM4-80GB", Some("a100")),
+            ("RTX4090", Some("4090")),
+            ("NVIDIA GeForce RTX 5090", Some("5090")),
+            ("nvidia-l40s", Some("l40s")),
+            ("NVIDIA RTX 6000 Ada Generation", Some("rtx6000-ada")),
+            ("NVIDIA RTX PRO 6000 Blackwell", Some("rtx6000-blackwell")),
+            ("AMD Instinct MI300X", Some("mi300x")),
+            // Others have other rates, or another memory.
+            ("NVIDIA A100-SXM4-40GB", None),
+            ("NVIDIA H100 PCIe", None),
+            ("NVIDIA GeForce RTX 4090 D", None),
+            ("rtx6000", None),
+            ("", None),
+        ] {
+            assert_eq!(named(given).map(|gpu| gpu.name), card, "{given}");
+        }
+    }
+}

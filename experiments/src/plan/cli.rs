@@ -1,9 +1,9 @@
 //! `experiments plan`: from flags to tables. Selects the candidates and the machine, computes the costs, and recommends
 //! one. Never times anything itself.
 use super::candidates::{self, Candidate};
-use super::cards::CARDS;
+use super::cards;
 use super::cost::{Cluster, Cost, PlanRow, RESERVED, host};
-use super::machine::{GPUS, MachineModel, Rated};
+use super::machine::{MachineModel, Rated};
 use super::simulate::{self, BatchShape};
 use super::{calibrate, report, trace};
 use clap::Parser;
@@ -246,9 +246,8 @@ fn find(
 ) -> Result<Arc<dyn MachineModel>> {
     let PlanArgs { calibrate, check, .. } = cli.plan;
     if name != "cpu" {
-        let all = || GPUS.iter().chain(&CARDS);
-        let known = all().find(|gpu| gpu.name == name).ok_or_else(|| {
-            let names: Vec<_> = all().map(|gpu| gpu.name).collect();
+        let known = cards::named(name).ok_or_else(|| {
+            let names: Vec<_> = cards::all().map(|gpu| gpu.name).collect();
             Error::input(format!("--gpu {name}: unknown GPU; known: {}, and cpu", names.join(", ")))
         })?;
         if calibrate || check {

@@ -296,6 +296,7 @@ impl Defaults {
                 head_dim: Some(128),
                 eps: ("rms_norm_eps", 1e-5),
                 theta: 1_000_000.0,
+                part: Some(1.0),
                 ..PLAIN
             },
             Arch::Qwen3VlMoe => Defaults { kv_heads: Some(16), theta: 500_000.0, tied: true, ..BIASED },

@@ -52,6 +52,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         max_len: sizes.0,
         head_dim: sizes.1,
         proportional: class.is_some(),
+        whole: matches!(arch, Arch::Glm4MoeLite | Arch::Mellum),
     };
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
@@ -98,7 +99,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
     }?;
     let scaled = [Some(&found.0), found.1.as_ref()].into_iter().flatten().any(|rope| rope.scaling != Scaling::None);
     match of.part {
-        None if scaled => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
+        None if scaled || plain.whole => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
         None => UNSCALED.into_iter().for_each(|key| keys.unused(key)),
         Some(_) => {}
     }
@@ -129,6 +130,8 @@ struct RotaryDefaults {
     head_dim: usize,
     /// Whether the family may rotate some pairs of wider heads only.
     proportional: bool,
+    /// Whether the class may rotate a part of a head without a scaling, where we rotate all of it.
+    whole: bool,
 }
 
 /// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
@@ -141,8 +144,8 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
         None => {
             match keys.text(key)? {
                 // Scalings read both, whatever the family.
-                None | Some("default") => UNSCALED.into_iter().for_each(|key| keys.unused(key)),
-                Some(_) => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
+                None | Some("default") if !of.whole => UNSCALED.into_iter().for_each(|key| keys.unused(key)),
+                _ => keys.only(UNSCALED[0], &[json!(1), json!(1.0)])?,
             }
             1.0
         }

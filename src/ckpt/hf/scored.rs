@@ -24,13 +24,17 @@ fn latent_defaults(arch: Arch) -> Option<Latent> {
 pub fn latent(keys: &ConfigKeys, arch: Arch) -> Result<Option<Latent>> {
     let Some(of) = latent_defaults(arch) else { return Ok(None) };
     let width = |key: &str, default: usize| Ok::<_, Error>(keys.size(key, "head_dim")?.unwrap_or(default));
-    // Another name of the rotated part's width, and their sum.
+    let rope = width("qk_rope_head_dim", of.rope)?;
+    // Another name of it, which these classes rotate by; and the width of queries and keys.
+    if !matches!(arch, Arch::DeepseekV2 | Arch::MiniCpm3) {
+        keys.only("head_dim", &[json!(rope)])?;
+    }
     keys.known(["head_dim", "qk_head_dim"]);
     Ok(Some(Latent {
         q_rank: keys.or("q_lora_rank", of.q_rank, |keys, key| keys.size(key, "embed_dim"))?.unwrap_or(0),
         kv_rank: keys.size("kv_lora_rank", "embed_dim")?.unwrap_or(of.kv_rank),
         nope: width("qk_nope_head_dim", of.nope)?,
-        rope: width("qk_rope_head_dim", of.rope)?,
+        rope,
         value: match keys.size("v_head_dim", "head_dim")? {
             None if of.value == 0 => {
                 let (dim, heads) = (keys.whole("hidden_size")?, keys.whole("num_attention_heads")?);

@@ -217,6 +217,24 @@ fn keys_that_other_classes_read_have_no_effect() {
     }
 }
 
+#[test]
+fn keys_that_a_class_rotates_by_are_honored_or_refused() {
+    let refused = |arch: &str, keys: Value, key: &str| {
+        let mut map = object(keys);
+        map.insert("model_type".into(), json!(arch));
+        let fault = spec(Value::Object(map)).unwrap_err().to_string();
+        assert!(fault.contains(key), "{arch}: {fault}");
+    };
+    let half = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5});
+    refused("glm4_moe_lite", json!({"rope_parameters": half}), "rope_parameters.partial_rotary_factor");
+    refused("glm4_moe_lite", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor");
+    let both = json!({"full_attention": half, "sliding_attention": half});
+    refused("mellum", json!({"rope_parameters": both}), "full_attention.partial_rotary_factor");
+    for arch in ["glm4_moe_lite", "youtu", "axk1", "deepseek_v3"] {
+        refused(arch, json!({"head_dim": 32, "qk_rope_head_dim": 64}), "head_dim");
+    }
+}
+
 /// A Llama, with what the configs of some families cannot leave out.
 fn sized(arch: Arch) -> Spec {
     let is_v2 = arch == Arch::DeepseekV2;

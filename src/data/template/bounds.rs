@@ -8,8 +8,9 @@
 //! multiply their arguments are charged before they run ([`guard`], [`super::filters`]). In total a render executes at
 //! most [`FUEL`] instructions, and reads and makes what [`super::budget`] allows.
 use super::budget::{PARTS, spend, too_much, weigh};
+use super::operators::{self, Operator};
+use super::python;
 use super::source::{ONE, rewritten, spaces};
-use super::{format, operators, python};
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Vm, make_string_output, parse};
 use minijinja::value::{ObjectRepr, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, State, filters, tests};
@@ -31,11 +32,37 @@ const TEXTS: &str = "=texts";
 const KEYS: &str = "=keys";
 const CONTAINS: &str = "=contains";
 const ORDERED: &str = "=ordered";
-const ADD: &str = "=add";
 const LOOP: &str = "=loop";
-const PERCENT: &str = "=percent";
-const PERCENT_TUPLE: &str = "=tuple";
+const MODULO_BY_ITEMS: &str = "=tuple";
 const SLICE: &str = "=slice";
+
+/// What computes as Python does, by name.
+const OPERATORS: [(&str, Operator); 8] = [
+    ("=+", operators::add),
+    ("=-", operators::subtract),
+    ("=*", operators::multiply),
+    ("=/", operators::divide),
+    ("=//", operators::divide_down),
+    ("=%", operators::modulo),
+    ("=**", operators::power),
+    (MODULO_BY_ITEMS, operators::modulo_by_items),
+];
+
+/// The name of what computes instead of an instruction, whose right operand `before` makes.
+fn operator(instruction: &Instruction, before: Option<&&Instruction>) -> Option<&'static str> {
+    Some(match instruction {
+        Instruction::Add => "=+",
+        Instruction::Sub => "=-",
+        Instruction::Mul => "=*",
+        Instruction::Div => "=/",
+        Instruction::IntDiv => "=//",
+        // A text is formatted by a list that is spelled out, as by a tuple, or by one value.
+        Instruction::Rem if before.is_some_and(|before| is_list(before)) => MODULO_BY_ITEMS,
+        Instruction::Rem => "=%",
+        Instruction::Pow => "=**",
+        _ => return None,
+    })
+}
 
 /// Charges a value that an instruction produced, and computes it now if it is lazy.
 fn made(state: &State, value: Value) -> Result<Value, Error> {
@@ -74,7 +101,9 @@ pub(super) fn install(env: &mut Environment) {
         weigh(state, &values)?;
         operators::ordered(&values[0], &values[1])
     });
-    env.add_filter(ADD, |state: &State, a: Value, b: Value| operators::add(state, &a, &b));
+    for (name, operator) in OPERATORS {
+        env.add_filter(name, move |state: &State, a: Value, b: Value| operator(state, &a, &b));
+    }
     env.add_global(ONE, 1);
     env.add_filter(LOOP, |state: &State, value: Value| {
         weigh(state, std::slice::from_ref(&value))?;
@@ -83,8 +112,6 @@ pub(super) fn install(env: &mut Environment) {
         let characters = value.as_str().map(|text| text.chars().map(Value::from).collect());
         characters.map_or(Ok(value), |list| made(state, list))
     });
-    env.add_filter(PERCENT, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, false));
-    env.add_filter(PERCENT_TUPLE, |state: &State, a: Value, b: Value| format::modulo(state, &a, &b, true));
     env.add_filter(SLICE, slice);
     env.remove_global("debug"); // prints every variable
     guard(env, "batch", Value::from_function(filters::batch), |args| largest(args).saturating_mul(64));
@@ -185,10 +212,10 @@ fn bounded(
                 Ok(vec![I::LoadConst(Value::from(text.len())), I::ApplyFilter(SPEND, Some(1), !0), I::DiscardTop])
             }
             I::Gt | I::Gte | I::Lt | I::Lte => every(ORDERED, 2),
-            I::Add | I::Mul | I::Eq | I::Ne => held(2),
+            I::Add | I::Mul | I::Rem | I::Eq | I::Ne => held(2),
             I::StringConcat => every(TEXTS, 2),
             I::In => every(CONTAINS, 2),
-            I::CompareAndPreserve(_) | I::Rem => held(2),
+            I::CompareAndPreserve(_) => held(2),
             I::PushLoop(_) | I::FastRecurse => Ok(vec![I::ApplyFilter(LOOP, Some(1), !0)]),
             I::GetItem => held(1), // the key
             I::Slice => held(4),
@@ -217,11 +244,8 @@ fn bounded(
     let mut out = Instructions::new(name, source);
     for (at, (before, after)) in parts.into_iter().enumerate() {
         let line = plain.get_line(at as u32).unwrap_or_default() as u16;
+        let before_it = at.checked_sub(1).and_then(|before| all.get(before));
         let moved = match all[at].clone() {
-            // A text is formatted by a list that is spelled out, as by a tuple, or by one value.
-            I::Rem if at > 0 && is_list(all[at - 1]) => I::ApplyFilter(PERCENT_TUPLE, Some(2), !0),
-            I::Rem => I::ApplyFilter(PERCENT, Some(2), !0),
-            I::Add => I::ApplyFilter(ADD, Some(2), !0),
             I::Slice => I::ApplyFilter(SLICE, Some(4), !0),
             I::Iterate(to) => I::Iterate(starts[to as usize]),
             I::Jump(to) => I::Jump(starts[to as usize]),
@@ -229,7 +253,7 @@ fn bounded(
             I::JumpIfFalseOrPop(to) => I::JumpIfFalseOrPop(starts[to as usize]),
             I::JumpIfTrueOrPop(to) => I::JumpIfTrueOrPop(starts[to as usize]),
             I::BuildMacro(name, to, flags) => I::BuildMacro(name, starts[to as usize], flags),
-            other => other,
+            other => operator(&other, before_it).map_or(other, |name| I::ApplyFilter(name, Some(2), !0)),
         };
         let after = after.then_some(I::ApplyFilter(MADE_HERE, Some(1), !0));
         before.into_iter().chain([moved]).chain(after).for_each(|i| {

@@ -48,6 +48,11 @@ pub(super) fn is_title(text: &str) -> bool {
     any
 }
 
+/// Whether a character is a letter with an upper and a lower case.
+pub(super) fn is_cased(c: char) -> bool {
+    c.is_uppercase() || c.is_lowercase() || is_titlecase(c)
+}
+
 /// Letters such as \u{1c5}, which are neither upper nor lower.
 fn is_titlecase(c: char) -> bool {
     !c.is_uppercase() && !c.is_lowercase() && c.to_lowercase().next() != Some(c)

@@ -6,37 +6,6 @@ use super::python::{self, type_error, type_name};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, FormatStyle, State, format_filter};
 
-/// `left % right`: text formatted by values, or the remainder with the sign of the divisor. With `tuple`, `right` is
-/// spelled out in the template.
-pub(super) fn modulo(state: &State, left: &Value, right: &Value, tuple: bool) -> Result<Value, Error> {
-    if let Some(text) = left.as_str() {
-        let many: Vec<Value> = if tuple { right.try_iter()?.collect() } else { vec![right.clone()] };
-        return percent(state, text, &many, (!tuple).then_some(right)).map(Value::from);
-    }
-    let unsupported =
-        || type_error(format!("unsupported operand type(s) for %: '{}' and '{}'", type_name(left), type_name(right)));
-    let numeric = |v: &Value| matches!(v.kind(), ValueKind::Bool | ValueKind::Number);
-    if !numeric(left) || !numeric(right) {
-        return Err(unsupported());
-    }
-    let zero = || type_error("modulo by zero".into());
-    if let (Ok(a), Ok(b)) = (python::whole(left), python::whole(right)) {
-        let rest = a.checked_rem(b).ok_or_else(zero)?;
-        let rest = if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest };
-        return Ok(i64::try_from(rest).map_or_else(|_| Value::from(rest), Value::from));
-    }
-    let real =
-        |v: &Value| f64::try_from(v.clone()).or_else(|_| python::whole(v).map(|n| n as f64)).map_err(|_| unsupported());
-    let (a, b) = (real(left)?, real(right)?);
-    let rest = a % b;
-    match b == 0.0 {
-        true => Err(zero()),
-        false if rest != 0.0 && (rest < 0.0) != (b < 0.0) => Ok(Value::from(rest + b)),
-        false if rest == 0.0 => Ok(Value::from(0f64.copysign(b))),
-        false => Ok(Value::from(rest)),
-    }
-}
-
 /// `text % args`; `mapping` is what `%(name)s` reads from. Without one, each of `args` must be used.
 pub(super) fn percent(state: &State, text: &str, args: &[Value], mapping: Option<&Value>) -> Result<String, Error> {
     let mut out = String::new();

@@ -53,7 +53,7 @@ pub(super) fn method(state: &State, value: &Value, method: &str, args: &[Value])
         (ValueKind::String, "partition" | "rpartition" | "removeprefix" | "removesuffix") => {
             let (part,): (&str,) = from_args(args)?;
             let text = value.as_str().unwrap_or_default();
-            let three = |parts: [&str; 3]| Value::from(parts.map(Value::from).to_vec());
+            let three = |parts: [&str; 3]| Sequence::value(SequenceKind::Tuple, parts.map(Value::from).to_vec());
             return match method {
                 "removeprefix" => Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
                 "removesuffix" => Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
@@ -87,12 +87,13 @@ pub(super) fn method(state: &State, value: &Value, method: &str, args: &[Value])
             named.assert_all_used()?;
             return expanded(state, value.as_str().unwrap_or_default(), size.max(0) as usize).map(Value::from);
         }
-        (ValueKind::String, "swapcase" | "casefold" | "isdecimal" | "istitle") => {
+        (ValueKind::String, "swapcase" | "casefold" | "title" | "isdecimal" | "istitle") => {
             let () = from_args(args)?;
             let text = value.as_str().unwrap_or_default();
             return Ok(match method {
                 "swapcase" => text.chars().map(swapped).collect::<String>().into(),
                 "casefold" => text.chars().map(folded).collect::<String>().into(),
+                "title" => titled(text).into(),
                 "isdecimal" => Value::from(checks::is_decimal(text)),
                 _ => Value::from(checks::is_title(text)),
             });
@@ -226,6 +227,24 @@ fn expanded(state: &State, text: &str, size: usize) -> Result<String, Error> {
 
 fn swapped(c: char) -> String {
     if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
+}
+
+/// `str.title`: a letter is in upper case unless it follows another one.
+fn titled(text: &str) -> String {
+    let mut follows = false;
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let mut upper = c.to_uppercase();
+        match c {
+            _ if follows => out.extend(c.to_lowercase()),
+            // Of two letters in one character, only the first is in upper case.
+            '\u{1c4}'..='\u{1cc}' => out.extend(char::from_u32(u32::from(c) - (u32::from(c) - 0x1c4) % 3 + 1)),
+            '\u{1f1}'..='\u{1f3}' => out.push('\u{1f2}'),
+            _ => out.extend(upper.next().into_iter().chain(upper.flat_map(char::to_lowercase))),
+        }
+        follows = checks::is_cased(c);
+    }
+    out
 }
 
 /// A character as `str.casefold` has it, which is its lower case but for a few letters and Cherokee.

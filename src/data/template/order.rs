@@ -1,6 +1,7 @@
 //! Jinja's filters that order values, and those that make numbers and titles of them, as Python compares and converts:
 //! what Python cannot compare is an error. Never prints a value.
 use super::budget::{read, spend};
+use super::operators;
 use super::python::{self, hashable, text, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, State};
@@ -15,6 +16,15 @@ pub(super) fn install(env: &mut Environment) {
         extreme(state, &value, &named, Ordering::Greater)
     });
     env.add_filter("reverse", reverse);
+    env.add_filter("sum", |state: &State, value: Value, args: Rest<Value>| {
+        let (attribute, start, named): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
+        let (attribute, start) = (option(attribute, &named, "attribute")?, option(start, &named, "start")?);
+        named.assert_all_used()?;
+        let key = Key::of(Some(true.into()), attribute);
+        items(state, &value)?.iter().try_fold(start.unwrap_or_else(|| 0.into()), |sum, item| {
+            key.values(item)?.iter().try_fold(sum, |sum, part| operators::add(state, &sum, part))
+        })
+    });
     env.add_filter("title", |state: &State, value: Value| {
         let text = text(state, &value)?;
         spend(state, text.len() as u64)?;

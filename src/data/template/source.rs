@@ -1,5 +1,5 @@
-//! What is changed in a template's text before it is compiled, where minijinja computes otherwise than Python: products
-//! and conjunctions of constants are left to the run. A default of a macro that names an earlier argument is set in the
+//! What is changed in a template's text before it is compiled, where minijinja computes otherwise than Python: products,
+//! quotients and conjunctions of constants are left to the run. A default of a macro that names an earlier argument is set in the
 //! macro. Never changes the number of a line.
 use super::budget::too_much;
 use minijinja::Error;
@@ -38,13 +38,14 @@ pub(super) fn rewritten(source: &str) -> Result<String, Error> {
         };
         for (at, (token, span)) in tag.iter().enumerate() {
             let argument = matches!(tag[..at].last(), Some((Token::ParenOpen | Token::Comma, _))); // f(*list)
-            let operator = match token {
-                Token::Mul if !argument => "*",
-                Token::Ident("and") => "and",
+            let (place, text) = match token {
+                Token::Mul if !argument => (span.end_offset, format!(" {ONE} *")),
+                Token::Ident("and") => (span.end_offset, format!(" {ONE} and")),
+                Token::Div | Token::FloorDiv | Token::Mod => (span.start_offset, format!("* {ONE} ")),
                 _ => continue,
             };
             if constant(at) {
-                changes.push((span.end_offset, span.end_offset, format!(" {ONE} {operator}")));
+                changes.push((place, place, text));
             }
         }
         if matches!(tag[..], [(Token::BlockStart, _), (Token::Ident("macro"), _), ..]) {

@@ -7,14 +7,17 @@ use crate::comm::secret::Secret;
 use crate::comm::shm::{Arena, ShmWatch};
 use crate::comm::{env, nccl};
 use crate::run::plan::ranks::RankPlan;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,6 +26,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Lines of a rank's stderr that are kept for its failure message.
 const TAIL: usize = 30;
+/// An empty pipe is looked at this often, to see whether its rank has ended.
+const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Prefix of the line with a rank's error; the parent prints it, so the forwarded output leaves it out.
 pub const FAILED: &str = "error: ";
 
@@ -85,6 +90,8 @@ struct RankProcess {
     /// The last lines of its stderr; empty if it writes to the terminal directly.
     tail: Arc<Mutex<VecDeque<String>>>,
     printers: Vec<JoinHandle<()>>,
+    /// Set once it has ended, for the printers.
+    ended: Arc<AtomicBool>,
 }
 
 /// Starts the ranks and returns when all have exited. The error is that of the first rank that failed.
@@ -147,19 +154,19 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     if let Some(to) = child.stdin.take() {
         job.send(to)?;
     }
-    let tail = Arc::new(Mutex::new(VecDeque::new()));
+    let (tail, ended) = (Arc::new(Mutex::new(VecDeque::new())), Arc::new(AtomicBool::new(false)));
     let mut printers = Vec::new();
     let prefix = if rank == 0 { String::new() } else { format!("[rank {rank}] ") };
     if let Some(out) = child.stdout.take() {
-        let prefix = prefix.clone();
+        let (prefix, ended) = (prefix.clone(), ended.clone());
         printers.push(std::thread::spawn(move || {
-            lines(out, |line| print(&mut std::io::stdout().lock(), &prefix, line));
+            lines(out, &ended, |line| print(&mut std::io::stdout().lock(), &prefix, line));
         }));
     }
     if let Some(err) = child.stderr.take() {
-        let tail = tail.clone();
+        let (tail, ended) = (tail.clone(), ended.clone());
         printers.push(std::thread::spawn(move || {
-            lines(err, |line| {
+            lines(err, &ended, |line| {
                 let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
                 if tail.len() == TAIL {
                     tail.pop_front();
@@ -171,16 +178,39 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
             });
         }));
     }
-    Ok(RankProcess { child, status: None, tail, printers })
+    Ok(RankProcess { child, status: None, tail, printers, ended })
 }
 
-/// Calls `f` with each line, without its newline; the last line may lack one.
-fn lines(from: impl Read, mut f: impl FnMut(&str)) {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    while from.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-        f(String::from_utf8_lossy(&line).trim_end_matches('\n'));
-        line.clear();
+/// Calls `f` with each line that a rank writes, without its newline; the last line may lack one.
+fn lines(mut from: impl Read + AsFd, ended: &AtomicBool, mut f: impl FnMut(&str)) {
+    let (mut rest, mut chunk) = (Vec::new(), [0; 1 << 13]);
+    while has_more(&from, ended) {
+        match from.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(n) => rest.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+            f(&String::from_utf8_lossy(&rest[..end]));
+            rest.drain(..=end);
+        }
+    }
+    if !rest.is_empty() {
+        f(&String::from_utf8_lossy(&rest));
+    }
+}
+
+/// Waits until there is something to read, or the end of the pipe. False once the rank has ended and the pipe is empty:
+/// a program that it has started may hold the other end for as long as it likes.
+fn has_more(from: &impl AsFd, ended: &AtomicBool) -> bool {
+    loop {
+        let was_ended = ended.load(Ordering::Acquire); // before the look, so that its last words are seen
+        match poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&IDLE)) {
+            Ok(0) if was_ended => return false,
+            Ok(0) | Err(Errno::INTR) => {}
+            _ => return true,
+        }
     }
 }
 
@@ -223,6 +253,7 @@ impl Ranks {
     }
     /// `aborted`: the first rank that aborted its peers; `stopping`: the signal that asked this run to stop.
     fn verdict(&mut self, aborted: Option<usize>, stopping: Option<i32>) -> Result<()> {
+        self.ranks.iter().for_each(|rank| rank.ended.store(true, Ordering::Release));
         for printer in self.ranks.iter_mut().flat_map(|r| r.printers.drain(..)) {
             let _ = printer.join(); // a panic there loses lines, not the run
         }

@@ -5,7 +5,7 @@ use crate::ckpt::Checkpointer;
 use crate::comm::{IPC_STAGE, Mesh, MeshSizes};
 use crate::device::Device;
 use crate::engine::{Engine, EngineOptions, Generator, GeneratorOptions, PlannedRank, ReferenceModel, ReferenceScorer};
-use crate::nn::{Layout, Spec};
+use crate::nn::Layout;
 use crate::optim::Moments;
 use crate::run::plan::objective;
 use crate::run::settings::{CommName, DeviceName, Settings};
@@ -53,8 +53,8 @@ pub fn of_training(
         if copies {
             copy = Checkpointer::copy_bytes(layouts, options.strategy.masters(), &moments, &mesh.sizes);
         }
-        let checkpointer = Checkpointer::new(dev, mesh, &options.spec, layouts, moments)?;
-        Ok((engine, checkpointer))
+        let exchange = Checkpointer::exchange(&*dev, mesh, layouts, &moments)?;
+        Ok((engine, exchange))
     })?;
     bytes.iter_mut().filter(|b| b.0 == Category::Other).for_each(|b| b.1 += copy);
     let reference = objective::reference_model(s, &options.spec)?;
@@ -67,15 +67,10 @@ pub fn of_training(
 }
 
 /// Bytes of a rank that only reads and writes weights.
-pub fn of_weights(
-    strategy: &dyn Strategy,
-    spec: &Spec,
-    layouts: &[Layout],
-    ranks: &PlannedRanks,
-) -> Result<Vec<(Category, usize)>> {
+pub fn of_weights(strategy: &dyn Strategy, layouts: &[Layout], ranks: &PlannedRanks) -> Result<Vec<(Category, usize)>> {
     ranks.bytes(|dev, mesh| {
-        let store = store::allocate(strategy, dev.clone(), mesh, layouts)?;
-        Ok((store, Checkpointer::new(dev, mesh, spec, layouts, Moments::NONE)?))
+        let exchange = Checkpointer::exchange(&*dev, mesh, layouts, &Moments::NONE)?;
+        Ok((store::allocate(strategy, dev, mesh, layouts)?, exchange))
     })
 }
 

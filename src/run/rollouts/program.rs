@@ -92,7 +92,7 @@ impl RewardProgram {
     /// Whether the shell knows what the command starts with. What is more than a plain word is left to it.
     fn is_known(&self) -> bool {
         let word = self.command.split_whitespace().next().unwrap_or_default();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./+".contains(c);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-./+:@%,".contains(c);
         if !word.chars().all(plain) {
             return true;
         }
@@ -210,9 +210,14 @@ impl RewardProgram {
             return Err(Unrewarded::Again(format!("wrote a line of more than {} KiB", LINE >> 10)));
         }
         let parsed: Option<Value> = serde_json::from_slice(&answer).ok();
-        // A shell or Python may write .5, 1. or +1, which JSON does not have.
-        let plain = || std::str::from_utf8(&answer).ok()?.trim().parse().ok();
-        let number = parsed.map_or_else(plain, |value| value.get("reward").unwrap_or(&value).as_f64());
+        // A shell or Python may write .5, 1., +1 or True, which JSON does not have.
+        let plain = || match std::str::from_utf8(&answer).ok()?.trim() {
+            "True" => Some(1.0),
+            "False" => Some(0.0),
+            number => number.parse().ok(),
+        };
+        let of = |value: &Value| value.as_bool().map(|right| f64::from(u8::from(right))).or(value.as_f64());
+        let number = parsed.map_or_else(plain, |value| of(value.get("reward").unwrap_or(&value)));
         number.filter(|x| x.is_finite()).ok_or_else(|| {
             let shown = String::from_utf8_lossy(&answer);
             Unrewarded::Again(format!(
@@ -322,6 +327,14 @@ mod tests {
                 failed.iter().all(|why| why.contains("exit status: 3") && why.contains("p:1, sample")),
                 "{failed:?}"
             );
+        }
+    }
+
+    #[test]
+    fn truth_is_a_reward_of_one() {
+        for (line, reward) in [("true", 1.0), ("{\\\"reward\\\": false}", 0.0), ("True", 1.0), ("False", 0.0)] {
+            let (rewards, _, error) = judged(&format!("while read l; do echo \"{line}\"; done"), SECONDS, 2);
+            assert_eq!((rewards, &error[..]), (vec![reward; 2], ""), "{line}");
         }
     }
 

@@ -214,8 +214,8 @@ impl StepSampler {
             let of = texts.iter().zip(rewards).filter(|(text, _)| text.prompt == i);
             let samples: Vec<Value> = of
                 .map(|(text, reward)| {
-                    let words = self.tokenizer.decode(&text.ids);
-                    json!({"ids": text.ids, "logprobs": text.logprobs, "reward": reward, "text": words})
+                    let judged = self.ends.text(&self.tokenizer, &text.ids);
+                    json!({"ids": text.ids, "logprobs": text.logprobs, "reward": reward, "text": judged})
                 })
                 .collect();
             let line = json!({"step": step, "row": prompt.id, "prompt_ids": prompt.tokens, "samples": samples});

@@ -120,7 +120,7 @@ impl Line<'_> {
                 let listed = unit.len() == 1 && row.flag.values.iter().any(|value| means(&unit[0], value));
                 let mut others = self.typed.iter().chain(&self.around);
                 let with = row.with.as_ref().is_none_or(|with| others.any(|other| other.is_with(with, &unit)));
-                (row.flag.values.is_empty() || listed) && with
+                (row.flag.values.is_empty() && (!own || row.with.is_some()) || listed) && with
             };
             match rows.iter().find(fits) {
                 // Rows of one spelling act together.

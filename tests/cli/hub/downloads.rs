@@ -62,6 +62,10 @@ fn only_a_config_where_weights_are_not_read_and_one_gguf_file_by_name() {
     let file = place.model("o/split/q4/m-00002-of-00002.gguf").unwrap();
     let there = parts.map(|name| file.path.parent().unwrap().parent().unwrap().join(name).exists());
     assert_eq!(there, [true, true, false]);
+    let tagged = place.model("o/split:Q8").unwrap();
+    assert_eq!(tagged.name.to_string(), format!("o/split@{}/q8/m-00001-of-00002.gguf", commit('b')));
+    place.refuses("o/split:Q5_K_M", &["no GGUF file of q5_k_m", "q4/m-00001-of-00002.gguf"]);
+    place.refuses("o/m:q4", &["o/m", "x.gguf"]);
 }
 
 #[test]

@@ -27,11 +27,15 @@ TEXTS = ["v.zfill(6)", "v.ljust(6) ~ '|'", "v.rjust(6, '*')", "v.center(7)", "v.
          "v + v", "v + 1", "[v] + [1]", "v + [1]", "v < 1", "1 >= v", "v < 'b'", "v <= v", "range(v)", "range(1, v, 2)", "range(v) | list", "range(v) | length", "range(3)[v]",
          "[{'a': v}, {'a': v}, {'a': v, 'b': 2}] | groupby('a') | list", "v and none", "[v] * 2", "v * 2",
          "[{'k': 'B', 'v': v}, {'k': 'a', 'v': 1}] | groupby('k') | map(attribute='grouper') | list"]
+OPERATED = [f"v {operator} {number}" for operator in ["-", "*", "/", "//", "%", "**"] for number in [3, -3, 0, "true"]] + ["v // 0.7", "v % -0.7"]
+OPERATED += [f"{number} {operator} v" for operator in ["-", "*", "/", "//", "%"] for number in [7, -7, 0.7]] + ["7 ** v", "0.7 ** v"]
+OPERATED += ["v.partition('b')", "v.rpartition('b')", "v.title()", "[v, v] | sum", "[{'a': v}, {'a': 2}] | sum(attribute='a')", "[v] | sum(start=0.5)", "[v, 1] | sum('a')"]
 ALONE = ["{{ true and none }}", "{{ 0 and 1 }}|{{ 1 and 0.5 and '' }}|{{ true and (1 or 2) }}", "{{ 'a' * 3 }}|{{ 3 * 'ab' }}|{{ 2 * 3 * 4 }}|{{ [1] * 2 }}|{{ (2 + 1) * 2 }}|{{ -2 * 3 }}",
          "{% if true and none %}a{% else %}b{% endif %}", "{{ range(3) }}|{{ range(1, 5) }}|{{ range(5, 0, -2) }}|{{ range(0) | list }}|{% for i in range(2) %}{{ i }}{% endfor %}",
          "{% macro m(x, y=x) %}{{ y }}{% endmacro %}{{ m(3) }}{{ m(3, 4) }}{{ m(3, y=5) }}", "{% macro m(x, y=x ~ '!', z=[y, 1]) -%}\n  {{ z }}\n{%- endmacro %}{{ m(3) }}|{{ m(3, z=1) }}",
          "{% macro m(x, y=(x, 2)|length, z='x') %}\n{{ y }}{{ z }}\n{% endmacro %}\n{{ m('x') }}", "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}",
-         "{% set j = joiner('|') %}{{ j() }}a{{ j() }}b{{ j() }}c{% set k = joiner() %}{{ k() }}{{ k() }}", "{% for k, g in [{'a': 1, 'b': 2}] | groupby('a') %}{{ k }}{{ g }}{% endfor %}"]
+         "{% set j = joiner('|') %}{{ j() }}a{{ j() }}b{{ j() }}c{% set k = joiner() %}{{ k() }}{{ k() }}", "{% for k, g in [{'a': 1, 'b': 2}] | groupby('a') %}{{ k }}{{ g }}{% endfor %}",
+         "{{ 5 / 2 }}|{{ -7 // 2 }}|{{ 7 // -2 }}|{{ -7 % 3 }}|{{ 7 % -2 }}|{{ 7.5 // -2 }}|{{ 6 / 3 }}|{{ '%d' % 3 }}|{{ 1 - 0.5 }}", "{{ 5 / 0 }}", "{{ 5 // 0 }}", "{{ 5 % 0 }}", "{{ 'a' * -1 }}|"]
 LINES = ["a\r\nb{{ v }}\r\n{% if v %}\r\nc\r\n{% endif %}\r\nd", "a\rb", "{{ 'x\r\ny' }}"]
 THOUGHTS = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.items() | list }};{% endfor %}"
 NAMES = [{}, {"reasoning_content": "r"}, {"thinking": "t"}, {"reasoning": "s"}, {"reasoning_content": "r", "thinking": "t"}, {"thinking": None, "reasoning": "s"},
@@ -47,7 +51,7 @@ def rendered(template, messages):
 
 def main():
     expressions = [f"v is {name}" for name in TESTS] + [f"v[{part}]" for part in SLICES] + METHODS + NONE_FIRST + ORDERED
-    sources = ["{{ " + e + " }}" for e in expressions + TEXTS] + LINES
+    sources = ["{{ " + e + " }}" for e in expressions + TEXTS + OPERATED] + LINES
     values = [[json.dumps(value), [rendered("{% set v = messages[0].w.v %}" + source, [{"role": "user", "w": {"v": value}}]) for source in sources]] for value in VALUES]
     chats = [[{"role": "assistant", "content": "a", **names}] for names in NAMES]
     thoughts = [[chat, rendered(THOUGHTS, chat)] for chat in chats]

@@ -135,13 +135,16 @@ fn entry(at: &str, dir: &Path, body: &Value, slice: &str, out: &mut Rewriting) -
     for (key, value) in body.as_object().into_iter().flatten() {
         let known = ["hf_hub_url", "ms_hub_url", "om_hub_url", "file_name", "split", "subset", "folder"];
         let read = ["formatting", "ranking", "columns", "tags"];
-        if !value.is_null() && !known.iter().chain(&read).any(|known| known == key) {
-            return Err(out.refuse(
-                &format!("{at}.{}", quote(key)),
-                value,
-                "only files and repositories of the hub are read",
-            ));
-        }
+        let why = match (key.as_str(), value) {
+            (_, Value::Null) => continue,
+            ("formatting", Value::String(kind)) if !["alpaca", "sharegpt", "openai"].contains(&&**kind) => {
+                "rows are read as alpaca, sharegpt or openai"
+            }
+            ("num_samples", _) => "rows are not drawn: file_name may end in [:500], for the first 500",
+            (key, _) if known.iter().chain(&read).any(|known| *known == key) => continue,
+            _ => "only files and repositories of the hub are read",
+        };
+        return Err(out.refuse(&format!("{at}.{}", quote(key)), value, why));
     }
     tags(at, &body["tags"], out)?;
     columns(at, body, out)?;
@@ -172,7 +175,7 @@ fn tags(at: &str, tags: &Value, out: &Rewriting) -> Result<()> {
 fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
     let columns = &body["columns"];
     let column = |key: &str| columns[key].as_str().filter(|name| !name.is_empty());
-    let talks = body["formatting"] == "sharegpt";
+    let talks = ["sharegpt", "openai"].iter().any(|kind| body["formatting"] == *kind);
     for (key, value) in columns.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let fits = match key.as_str() {
             "query" => value == "input" && column("prompt").is_none_or(|name| name == "instruction"),
