@@ -7,7 +7,8 @@
 //! a message that spells such markup is not taken for it, and as many answers must be found as there are assistant
 //! messages. It takes one rendering, and works for templates that change earlier answers (thoughts are removed from
 //! them, tools rendered elsewhere). Where a template has no such frame, [`by_prefixes`] renders the conversation up to
-//! each answer.
+//! each answer. What `add_generation_prompt` adds may then have more than the answer has, such as the start of a
+//! thought before a call of a tool: [`begins`] leaves that out.
 //!
 //! [`TurnFrame`]: super::template::TurnFrame
 use super::template::{ChatTemplate, Conversation, THOUGHTS, TurnFrame};
@@ -119,24 +120,49 @@ fn prefixes(
     answers: &[usize],
     text: &str,
 ) -> Result<Vec<Range<usize>>, String> {
-    let upto = |turn: usize, prompt: bool| chat.rendered(&conversation.upto(turn), prompt).map(|r| r.text);
     let mut found = Vec::new();
     for &turn in answers {
-        let (before, with) = (upto(turn, true)?, upto(turn + 1, false)?);
+        let with = chat.rendered(&conversation.upto(turn + 1), false)?.text;
         let message = &conversation.messages[turn];
-        let answer = with.strip_prefix(&before).zip(text.strip_prefix(&before));
-        let answer = answer.and_then(|(answer, rest)| {
-            surviving_part(answer, rest).or_else(|| with_another_end(chat, message, answer, rest))
+        let answer = begins(chat, &conversation.upto(turn), &with)?.and_then(|at| {
+            let (answer, rest) = (&with[at..], text.strip_prefix(&with[..at])?);
+            let part = surviving_part(answer, rest).or_else(|| with_another_end(chat, message, answer, rest))?;
+            Some(at..at + part.len())
         });
-        let Some(answer) = answer else {
-            return Err(format!(
+        found.push(answer.ok_or_else(|| match turn + 1 < conversation.messages.len() {
+            true => format!(
                 "has an answer (message {turn}) that the chat template renders differently when more messages follow: \
                  train on such conversations without `multiturn`"
-            ));
-        };
-        found.push(before.len()..before.len() + answer.len());
+            ),
+            false => format!(
+                "has an answer (message {turn}) whose start in the text of the chat template cannot be told: use another \
+                 `tokenizer_chat_template`"
+            ),
+        })?);
     }
     Ok(found)
+}
+
+/// Where an answer begins in `text`, which is rendered from the conversation `before` it and the answer. None: `text`
+/// does not begin as they do.
+pub(super) fn begins(chat: &ChatTemplate, before: &Conversation, text: &str) -> Result<Option<usize>, String> {
+    let prompt = chat.rendered(before, true)?.text;
+    if text.starts_with(&prompt) {
+        return Ok(Some(prompt.len()));
+    }
+    let plain = chat.rendered(before, false)?.text;
+    let added = prompt.strip_prefix(&plain).unwrap_or_default();
+    Ok(text.strip_prefix(&plain).map(|answer| plain.len() + header(added, answer)))
+}
+
+/// The length of the header of an answer: what it begins with as the generation prompt does, up to the last line or mark
+/// that both have whole. Behind it, the prompt may open a mark such as `<|channel>` where the answer has another, or say
+/// the first words of a thought.
+fn header(prompt: &str, answer: &str) -> usize {
+    let differs = answer.char_indices().zip(prompt.chars()).find(|((_, a), b)| a != b);
+    let same = &answer[..differs.map_or(answer.len().min(prompt.len()), |((at, _), _)| at)];
+    let whole = same.rfind(['\n', '>', ']']).or_else(|| same.rfind(':')).map_or("", |at| &same[..=at]);
+    whole.len() + same[whole.len()..].chars().take_while(|c| *c == ' ').count()
 }
 
 /// The part of an answer, as rendered when it is the last message, that remains at the start of `rest`: templates of

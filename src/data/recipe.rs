@@ -10,7 +10,7 @@
 //! dropped, as is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end
 //! of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, list, present, string};
+use super::fields::{JsonRow, RowResult, present, string};
 use super::format::{Format, InputLoss, Preferences, SampleKind};
 use super::json;
 use super::message;
@@ -285,8 +285,8 @@ impl Recipe {
         // All messages of TRL's `completion` are the response.
         let completion = Shape::of(row, true).filter(|shape| keys.0.is_none() && *shape == Shape::Completion);
         let listed = keys.1.or(completion.map(|_| "completion")).filter(|_| !multiturn);
-        let list = listed.and_then(|key| list(row.get(key)?, key).ok());
-        let first = turns.len() - list.map_or(1, |list| list.len().max(1));
+        let response = listed.and_then(|key| row.get(key)).map_or(1, shapes::messages_in);
+        let first = turns.len().saturating_sub(response.max(1));
         let answers: Vec<usize> = (0..turns.len()).filter(|&i| by_assistant(&turns[i])).collect();
         let switches = (0..turns.len()).map(|i| message::switch(i, &turns[i])).collect::<RowResult<Vec<_>>>()?;
         let switched = answers.iter().any(|&i| switches[i].is_some());
@@ -394,13 +394,16 @@ impl Recipe {
         first: usize,
         text: &str,
     ) -> RowResult<usize> {
-        let prompt = chat.rendered(&talk.upto(first), true)?.text;
+        let before = talk.upto(first);
+        let prompt = chat.rendered(&before, true)?.text;
         if text.starts_with(&prompt) {
             return Ok(prompt.len());
         }
         let earlier = turns[..first].iter().filter(|turn| turn["role"] == "assistant").count();
         let found = answers::find(chat, turns, text).or_else(|| answers::find_endless(chat, turns, text));
-        found.map(|found| found[earlier].start).ok_or_else(|| {
+        let found =
+            found.map_or_else(|| answers::begins(chat, &before, text), |found| Ok(Some(found[earlier].start)))?;
+        found.ok_or_else(|| {
             let calls = |turn: &Value| turn["tool_calls"].as_array().is_some_and(Vec::is_empty);
             let instead = match turns.iter().position(calls) {
                 Some(i) => format!(

@@ -207,6 +207,11 @@ pub(super) fn is_written<const N: usize>(row: &JsonRow, keys: [&str; N]) -> bool
     keys.iter().any(|key| present(row, key).is_some_and(|value| written(value).is_some()))
 }
 
+/// The number of messages that a field holds, as [`spoken`] reads it.
+pub(super) fn messages_in(value: &Value) -> usize {
+    written(value).map_or_else(|| value.as_array().map_or(1, Vec::len), |list| list.len())
+}
+
 /// The messages of a field: text is one, by `role`, unless it is JSON of a list of them.
 fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
     Ok(match field(row, key)? {

@@ -43,6 +43,7 @@ impl Recipe {
         }
         let messages = |key: &str| match row.get(key)? {
             message @ Value::Object(_) => Some(Cow::Borrowed(std::slice::from_ref(message))),
+            text @ Value::String(_) => shapes::written(text).map(Cow::Owned),
             value => list(value, key).ok().map(|turns| shapes::with_roles(&turns).map_or(turns, Cow::Owned)),
         };
         let lists = reads.iter().filter(|key| !VARIABLES.contains(key) && !GROUP_KEYS.contains(key));

@@ -5,6 +5,26 @@ use super::*;
 use flatshard::data::{ChatTemplate, Drop, PairKeys, Preferences, TokenizedRow};
 use serde_json::{Value, json};
 
+/// An answer of JSON is one text, however many elements its list has, unless these are messages.
+#[test]
+fn answers_that_are_lists_of_json_are_text() {
+    for answer in [r#"["Bob", "Al"]"#, "[1, 2, 3]", r#"[{"name": "f", "arguments": {}}, {"name": "g"}]"#] {
+        let rows = [
+            json!({"system": "Extract.", "prompt": "Bob and Al", "completion": answer}),
+            json!({"messages": [say("system", "Extract."), say("user", "Bob and Al"), say("assistant", answer)]}),
+        ];
+        let [plain, listed] = rows.map(|row| seen(format(TOOLS), &row));
+        assert_eq!(plain, listed, "{answer}");
+        assert!(plain.1.len() == 1 && plain.1[0].starts_with(answer), "{plain:?}");
+        let named = Format { input_key: Some("q".into()), output_key: Some("a".into()), ..format(TOOLS) };
+        let (made, _) = row(named, &json!({"q": "Bob and Al", "a": answer}));
+        assert!(made.unread.is_empty() && made.labels.iter().any(|&label| label >= 0), "{:?}", made.unread);
+    }
+    let messages = json!([say("assistant", "a"), say("user", "r"), say("assistant", "b")]).to_string();
+    let (_, loss) = seen(format(TOOLS), &json!({"prompt": "q", "completion": messages}));
+    assert!(loss.concat().contains('a') && loss.concat().contains('b'), "{loss:?}");
+}
+
 /// The start of an answer that a template adds to every conversation, asked for or not, is no part of an answer.
 #[test]
 fn what_a_template_always_adds_is_not_learned() {
@@ -147,6 +167,31 @@ fn answers_without_an_end_of_their_own_are_found() {
     assert_eq!(seen(turns(glm), &talk).1, ["<think></think>b<|user", "<think></think>d", "<think>t</think>f"]);
     assert_eq!(seen(format(glm), &talk).1, ["<think>t</think>f"]);
     assert_eq!(seen(turns(phi), &talk).1, ["b<|user<|end|>\n", "d<|end|>\n", "f<|end|>\n"]);
+}
+
+/// What asks for an answer may have more than the answer: as Gemma 4's, the thought that a call does not begin with; as
+/// Apriel's, words that it may share with the answer; as GLM 4.7's, a mark that begins as another one.
+#[test]
+fn answers_begin_where_they_part_from_what_asks_for_them() {
+    let gemma = "{% for m in messages %}{% if m.role == 'tool' %}<|tool_response>{{ m.content }}<tool_response|>\
+        {% elif m.role == 'assistant' %}{% if loop.previtem.role != 'tool' %}<|turn>model\n{% endif %}{% if m.tool_calls %}\
+        <|tool_call>{{ m.tool_calls[0].function.name }}<tool_call|>{% else %}{{ m.content }}<turn|>\n{% endif %}{% else %}\
+        <|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endif %}{% endfor %}\
+        {% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n<|channel>thought\n<channel|>{% endif %}";
+    let call =
+        json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]});
+    let talk = json!({"messages": [say("user", "q"), call, say("tool", "1"), say("assistant", "one"), say("user", "and"), call]});
+    let loss = ["<|tool_call>f<tool_call|>", "one<turn|>\n", "<|tool_call>f<tool_call|>"];
+    assert_eq!(seen(turns(gemma), &talk).1, loss);
+    assert_eq!(seen(format(gemma), &talk).1, loss[2..]);
+    let apriel = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>\nHere are my steps:\n{% endif %}";
+    let glm = "{% for m in messages %}<|{{ m.role }}|>{{ '</think>' if m.role == 'assistant' else '' }}{{ m.content }}\
+        {% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+    let talk =
+        json!({"messages": [say("user", "q"), say("assistant", "Hello"), say("user", "r"), say("assistant", "He")]});
+    assert_eq!(seen(turns(apriel), &talk).1, ["Hello\n", "He\n"]);
+    assert_eq!(seen(turns(glm), &talk).1, ["</think>Hello", "</think>He"]);
 }
 
 #[test]

@@ -186,7 +186,8 @@ fn files_of_other_tools_are_refused_by_name() {
 fn leftovers_next_to_data_are_not_read_unless_they_are_named() {
     let row = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
     let files = Files::with("d/train.jsonl", row("good"));
-    let others = ["train.jsonl.bak", "train.jsonl~", "#train.jsonl#", "train.jsonl.tmp", "train.jsonl.1", "notes", "a.old"];
+    let others =
+        ["train.jsonl.bak", "train.jsonl~", "#train.jsonl#", "train.jsonl.tmp", "train.jsonl.1", "notes", "a.old"];
     for name in others {
         files.put(&format!("d/{name}"), row("old!"));
     }
