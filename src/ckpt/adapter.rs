@@ -79,7 +79,8 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
 
 /// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of the modules of
 /// experts out of `target_modules`, and with them other modules of the same names.
-const LIKE_QWEN2: [Arch; 17] = [
+const LIKE_QWEN2: [Arch; 18] = [
+    Arch::Cohere2Moe,
     Arch::HyV3,
     Arch::Axk1,
     Arch::FlexOlmo,

@@ -1,6 +1,7 @@
 //! Converts a [`Spec`] to the `config.json` of the family's `...ForCausalLM` or, for a reward model,
 //! `...ForSequenceClassification`, and back. Never guesses: a key that changes what transformers computes and is not
 //! implemented is an error that names it.
+mod cohere; // experts next to attention
 mod defaults;
 mod dropout;
 mod experts; // chosen by probabilities
@@ -272,8 +273,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         }
         Arch::Glm4Moe => json!({"use_qk_norm": spec.qk_norm}),
         Arch::Gemma => json!({"hidden_act": "gelu_pytorch_tanh"}),
-        Arch::Cohere => json!({"logit_scale": decimal(spec.logit_scale), "use_qk_norm": spec.row_norm.is_some()}),
-        Arch::Cohere2 => json!({"logit_scale": decimal(spec.logit_scale)}),
+        Arch::Cohere | Arch::Cohere2 | Arch::Cohere2Moe => cohere::json(spec),
         _ => json!({}),
     };
     map.extend(object(more));
@@ -414,9 +414,9 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     // The factor of the auxiliary loss is the run's own.
     let computed = |e: &Experts| {
-        let Experts { count, top_k, ff, shared_ff, normalize, dense, clamp, rule, beside, .. } = e;
+        let Experts { count, top_k, ff, shared_ff, averaged, normalize, dense, clamp, rule, beside, .. } = e;
         format!(
-            "{top_k} of {count} of width {ff}, shared {shared_ff}, normalized {normalize}, dense blocks {dense:?}, \
+            "{top_k} of {count} of width {ff}, shared {shared_ff} {averaged}, normalized {normalize}, dense blocks {dense:?}, \
              clamped {clamp:?}, chosen by {rule:?}, next to a dense layer {beside}"
         )
     };

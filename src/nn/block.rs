@@ -30,6 +30,8 @@ pub struct DecoderBlock {
     pub scalar: Option<usize>,
     /// Both branches read the block's input: `y = x + attention(x) + mlp(x)` (Wang & Komatsuzaki 2021, GPT-J).
     pub parallel: bool,
+    /// The factor of the second branch's output.
+    pub mlp_factor: f32,
 }
 
 /// The first branch of a block, in which tokens see each other.
@@ -66,6 +68,15 @@ impl DecoderBlock {
     /// Whether norms follow the experts: then the block goes on after them.
     pub fn goes_on(&self) -> bool {
         self.sparse().is_some_and(SparseBranch::goes_on)
+    }
+    /// For the second branch.
+    pub fn of_mlp<'a>(&self, cx: &Cx<'a>) -> Cx<'a> {
+        cx.times(self.mlp_factor)
+    }
+    /// What the experts read, from the block's input `x (R, C)`: assigns the statistics and `h (N, C)` of scratch.
+    pub fn renorm(&self, cx: &Cx, w: Weights, x: View, saved: &Saved, scratch: &mut Scratch) -> Result<()> {
+        let x = if self.parallel { x } else { saved.mlp.x.rows(cx.rows()) };
+        self.sparse().map_or(Ok(()), |sparse| sparse.renorm(cx, w, x, scratch))
     }
     /// The first branch, if it is attention.
     pub fn attention(&self) -> Option<&AttentionBranch> {
@@ -146,16 +157,16 @@ impl DecoderBlock {
             }
             Mixer::None => cx.dev.copy(x, after)?,
         }
+        let beside = self.parallel.then_some(x);
         match &self.mlp {
             FeedForward::Dense(mlp) => {
-                let beside = self.parallel.then_some(x);
                 let y = match self.per_layer {
                     Some(_) => Some(saved.per_layer.x.rows_mut(cx.rows())),
                     None => y.as_mut().map(ViewMut::reborrow),
                 };
-                mlp.forward(&cx.times(cx.spec.block_factors.mlp), w, beside, &mut saved.mlp, scratch, y)?
+                mlp.forward(&self.of_mlp(cx), w, beside, &mut saved.mlp, scratch, y)?
             }
-            FeedForward::Sparse(sparse) => return sparse.forward(cx, w, &mut saved.mlp, scratch, y.is_some()),
+            FeedForward::Sparse(sparse) => return sparse.forward(cx, w, beside, &mut saved.mlp, scratch, y.is_some()),
             FeedForward::None => {
                 if let Some(y) = &mut y {
                     cx.dev.copy(saved.mlp.x.rows(cx.rows()), y.reborrow())?;
@@ -189,7 +200,7 @@ impl DecoderBlock {
                 Some(_) => Some(saved.per_layer.x.rows_mut(cx.rows())),
                 None => y.as_mut().map(ViewMut::reborrow),
             };
-            sparse.combine_normed(cx, w, &mut saved.mlp, scratch, y)?;
+            sparse.combine_normed(&self.of_mlp(cx), w, &mut saved.mlp, scratch, y)?;
         }
         self.end(cx, w, saved, scratch, y)
     }
@@ -229,7 +240,7 @@ impl DecoderBlock {
     ) -> Result<()> {
         let Some(sparse) = self.sparse() else { return Ok(()) };
         self.end_backward(cx, w, dw, saved, scratch, dy.reborrow())?;
-        sparse.normed_backward(cx, w, dw, &saved.mlp, scratch, dy.as_view())
+        sparse.normed_backward(&self.of_mlp(cx), w, dw, &saved.mlp, scratch, dy.as_view())
     }
     /// `dy (R, C)` becomes the gradient of `x` in place. Adds to the weights' gradients.
     #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
@@ -249,13 +260,12 @@ impl DecoderBlock {
         if self.parallel {
             cx.dev.copy(dy.as_view(), scratch.beside.rows_mut(cx.rows()))?;
         }
-        let beside = self.parallel.then_some(x);
+        let (of_mlp, beside) = (&self.of_mlp(cx), self.parallel.then_some(x));
         match &self.mlp {
-            FeedForward::Dense(mlp) => {
-                let cx = &cx.times(cx.spec.block_factors.mlp);
-                mlp.backward(cx, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?
+            FeedForward::Dense(mlp) => mlp.backward(of_mlp, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?,
+            FeedForward::Sparse(sparse) => {
+                sparse.backward(of_mlp, w, dw, beside, &saved.mlp, scratch, dy.reborrow())?
             }
-            FeedForward::Sparse(sparse) => sparse.backward(cx, w, dw, &saved.mlp, scratch, dy.reborrow())?,
             FeedForward::None => {}
         }
         match &self.mixer {

@@ -277,11 +277,11 @@ impl Decoder {
                     block.go_on_backward(&cx, w, &mut dw, saved, scratch, dx.rows_mut(rows))?;
                 }
                 let w = store.acquire(layer, Pass::Backward)?;
-                sparse.renorm(&cx, w, &saved.mlp, scratch)?;
+                block.renorm(&cx, w, x, saved, scratch)?;
                 let layer = sparse.experts.layer;
                 store.acquire(layer, Pass::Backward)?;
                 let (w, mut dw) = store.grads(layer)?;
-                let dy = dx.rows(rows);
+                let (cx, dy) = (block.of_mlp(&cx), dx.rows(rows));
                 sparse.experts.backward(&cx, w, &mut dw, &mut saved.mlp, scratch, dy, whole)?;
                 store.grads_ready(layer)?;
                 store.release(layer, Pass::Backward)?;
@@ -454,7 +454,7 @@ impl Decoder {
             let w = store.acquire(cx.layer, pass)?;
             return block.go_on(cx, w, saved, scratch, y);
         }
-        y.map_or(Ok(()), |y| sparse.combine(cx, &saved.mlp, scratch, y))
+        y.map_or(Ok(()), |y| sparse.combine(&block.of_mlp(cx), &saved.mlp, scratch, y))
     }
 }
 

@@ -78,12 +78,14 @@ impl SharedExpert {
 }
 
 impl SparseBranch {
-    /// Assigns `h` of scratch and the routing from `saved.x (R, C)`. With `output`, also the shared expert's output and
-    /// the load; otherwise only what backward needs.
+    /// Assigns `h` of scratch and the routing from `saved.x (R, C)`, or from `beside` if it is given: then the output
+    /// is added to `saved.x`. With `output`, also the shared expert's output and the load; otherwise only what
+    /// backward needs.
     pub fn forward(
         &self,
         cx: &Cx,
         w: Weights,
+        beside: Option<View>,
         saved: &mut MlpSaved,
         scratch: &mut Scratch,
         output: bool,
@@ -91,7 +93,7 @@ impl SparseBranch {
         let (dev, n) = (cx.dev, cx.tokens());
         match &self.beside {
             Some(beside) => beside.forward(cx, w, saved, scratch)?,
-            None => self.renorm(cx, w, saved, scratch)?,
+            None => self.renorm(cx, w, beside.unwrap_or(saved.x.rows(cx.rows())), scratch)?,
         }
         let Scratch { h, adapter, sparse, .. } = scratch;
         let h = h.rows(n);
@@ -145,7 +147,7 @@ impl SparseBranch {
             shared.activation(cx, saved, shared_act.rows_mut(n))?;
             shared.down.forward(cx, w, shared_act.rows(n), adapter, shared_out.rows_mut(n))?;
         }
-        if self.beside.is_some() { self.renorm(cx, w, saved, scratch) } else { Ok(()) }
+        if self.beside.is_some() { self.renorm(cx, w, saved.x.rows(cx.rows()), scratch) } else { Ok(()) }
     }
 
     /// After the experts: assigns `y (R, C)`.
@@ -224,19 +226,22 @@ impl SparseBranch {
         Ok(x)
     }
 
-    /// Assigns the statistics of scratch from `saved.x`, and its `h (N, C)`.
-    pub fn renorm(&self, cx: &Cx, w: Weights, saved: &MlpSaved, scratch: &mut Scratch) -> Result<()> {
+    /// Assigns the statistics of scratch from the branch's input `x (R, C)`, and its `h (N, C)`.
+    pub fn renorm(&self, cx: &Cx, w: Weights, x: View, scratch: &mut Scratch) -> Result<()> {
         let (rows, Scratch { h, stats, whole, .. }) = (cx.rows(), scratch);
-        self.norm.forward(cx, w, saved.x.rows(rows), h.rows_mut(rows), stats.rows_mut(rows))?;
+        self.norm.forward(cx, w, x, h.rows_mut(rows), stats.rows_mut(rows))?;
         cx.make_whole(h, whole)
     }
 
-    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients.
+    /// `dy (R, C)` is the residual's gradient; adds the branch's gradient to it and to the weights' gradients. `beside`
+    /// as in forward.
+    #[allow(clippy::too_many_arguments)] // a forward's operands and their gradients
     pub fn backward(
         &self,
         cx: &Cx,
         w: Weights,
         dw: &mut Grads,
+        beside: Option<View>,
         saved: &MlpSaved,
         scratch: &mut Scratch,
         mut dy: ViewMut,
@@ -316,7 +321,7 @@ impl SparseBranch {
             dev.copy(shared_dweight.rows(n), shared_cast.rows_mut(n))?;
             self.router_backward(cx, w, dw, router, h, shared_cast.rows(n), dh)
         })?;
-        let x = saved.x.rows(rows);
+        let x = beside.unwrap_or(saved.x.rows(rows));
         self.norm.backward(cx, w, dw, x, stats.rows(rows), dh.rows(rows), dy.reborrow(), unused.rows_mut(2))?;
         let Some(beside) = &self.beside else { return Ok(()) };
         beside.router_input(cx, w, saved, scratch)?;

@@ -59,6 +59,8 @@ pub enum Arch {
     Ernie45,
     /// Parallel branches after one LayerNorm, adjacent rotary pairs, none in layers without a window.
     Cohere2,
+    /// Cohere 2 with experts in place of the MLP; the first layers may be dense, and rotate without a window.
+    Cohere2Moe,
     /// LayerNorm, GELU, biases, rotary positions.
     Starcoder2,
     /// Attention sinks, biases everywhere, a sliding window in every other layer, experts with a clamped activation.
@@ -250,6 +252,8 @@ pub struct Experts {
     pub ff: usize,
     /// Hidden width of the expert that every token uses; 0 without one.
     pub shared_ff: usize,
+    /// The output is the mean of that expert's and that of the others together, in place of their sum.
+    pub averaged: bool,
     /// A token's weights are divided by their sum.
     pub normalize: bool,
     /// Blocks with a dense feed-forward layer, in order.

@@ -78,8 +78,17 @@ impl Spec {
     }
     /// Whether outputs of branches have factors.
     pub fn has_residual_factors(&self) -> bool {
-        let BlockFactors { attention, other, mlp, .. } = self.block_factors;
-        [self.residual_multiplier, attention, other, mlp] != [1.0; 4]
+        let BlockFactors { attention, other, .. } = self.block_factors;
+        let has = |factor: f32| factor != 1.0;
+        [self.residual_multiplier, attention, other].into_iter().any(has)
+            || (0..self.layers).any(|i| has(self.mlp_factor(i)))
+    }
+    /// The factor of the output of the second branch of block `i`.
+    pub fn mlp_factor(&self, i: usize) -> f32 {
+        match self.experts_of(i) {
+            Some(experts) if experts.averaged => 0.5,
+            _ => self.block_factors.mlp,
+        }
     }
     /// Whether what experts add to the residual is normalized.
     pub fn norms_experts(&self) -> bool {

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 30] = [
+const FAMILIES: [&str; 32] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -56,6 +56,8 @@ const FAMILIES: [&str; 30] = [
     "hy_v3",
     "axk1",
     "sarvam_moe",
+    "cohere2_moe",
+    "cohere2_moe_normed",
 ];
 const TOLERANCE: f64 = 1e-5;
 

@@ -200,6 +200,11 @@ fn mixture() -> Spec {
         Experts { count: 5, top_k: 3, ff: 13, shared_ff: 11, normalize: true, dense: vec![0], ..Experts::default() };
     Spec { arch: Arch::Qwen2Moe, qkv_bias: true, experts: Some(experts), ..llama() }
 }
+/// Experts in parallel branches, which half of their sum is added from.
+fn cohere2_moe() -> Spec {
+    let experts = mixture().experts.map(|e| Experts { averaged: true, ..e });
+    Spec { arch: Arch::Cohere2Moe, experts, ..cohere2() }
+}
 /// Experts next to a dense layer.
 fn gemma4_experts() -> Spec {
     let experts = Experts { count: 5, top_k: 3, ff: 13, normalize: true, beside: true, ..Experts::default() };
@@ -460,8 +465,8 @@ fn inputs_of_layers_are_the_same_on_all_ranks() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h()].map(|spec| (spec, Cuts::ALL));
-    for (spec, all) in whole.into_iter().chain([(olmoe(), attention)]) {
+    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h(), cohere2_moe()];
+    for (spec, all) in whole.into_iter().map(|spec| (spec, Cuts::ALL)).chain([(olmoe(), attention)]) {
         let run = Run::alone(spec);
         let alone = made(&run);
         let replicated = Cuts { mlp: mlp.mlp, ..all };

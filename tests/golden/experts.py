@@ -100,9 +100,17 @@ CASES = {
                  q_lora_rank=9, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8),
     # Whole heads rotate, by the class's own base.
     "sarvam_moe": dict(head_dim=12, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14, num_shared_experts=2, use_qkv_bias=True),
+    # Next to attention; the first layer is dense, has another width, and rotates without a window, which the third does not.
+    "cohere2_moe": dict(head_dim=10, num_hidden_layers=4, sliding_window=4, sliding_window_pattern=2, first_k_dense_replace=1, prefix_dense_intermediate_size=30,
+                        num_experts=5, num_experts_per_tok=2, num_shared_experts=2, rms_norm_eps=None, logit_scale=0.25,
+                        rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    # RMSNorm; sums in place of means, and weights that are not normalized. The second layer is dense and does not rotate.
+    "cohere2_moe_normed": dict(head_dim=10, num_hidden_layers=3, sliding_window=4, first_k_dense_replace=2, prefix_dense_sliding_window_pattern=2, num_experts=5,
+                               num_experts_per_tok=2, num_shared_experts=1, shared_expert_combination_strategy="sum", expert_selection_fn="sigmoid",
+                               norm_topk_prob=False, logit_scale=0.25, rope_parameters=dict(rope_type="default", rope_theta=100.0)),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"cohere2_moe", "cohere2_moe_normed", "sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):

@@ -203,13 +203,10 @@ impl Defaults {
                 pairs: RotaryPairs::Adjacent,
                 ..PLAIN
             },
-            Arch::Cohere2 => Defaults {
-                eps: ("layer_norm_eps", 1e-5),
-                tied: true,
-                window: WindowKeys::Given(Some(4096)),
-                pairs: RotaryPairs::Adjacent,
-                ..BIASED
-            },
+            Arch::Cohere2 => {
+                Defaults { theta: 10_000.0, window: WindowKeys::Given(Some(4096)), ..Defaults::of(Arch::Cohere) }
+            }
+            Arch::Cohere2Moe => Defaults { head_dim: Some(128), ..Defaults::of(Arch::Cohere2) },
             Arch::Starcoder2 => Defaults {
                 kv_heads: Some(2),
                 eps: ("norm_epsilon", 1e-5),

@@ -2,7 +2,7 @@
 use super::granite;
 use super::keys::{ConfigKeys, decimal, object};
 use super::lists::{dense_layers, listed_dense, types};
-use super::{gemma, lfm2, nemotron_h, scored};
+use super::{cohere, gemma, lfm2, nemotron_h, scored};
 use crate::base::{Error, Result};
 use crate::device::ops::GluClamp;
 use crate::nn::{Arch, Experts, Spec};
@@ -152,8 +152,7 @@ impl ExpertKeys {
             aux_coef,
             aux_loss: keys.flag("output_router_logits")?.unwrap_or(false),
             clamp: self.clamped.then(clamp).transpose()?,
-            rule: None,
-            beside: false,
+            ..Experts::default()
         })
     }
 
@@ -199,6 +198,7 @@ pub fn read(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<O
     }
     match arch {
         Arch::Lfm2Moe => lfm2::experts(keys, layers).map(Some),
+        Arch::Cohere2Moe => cohere::experts(keys, layers).map(Some),
         Arch::NemotronH => nemotron_h::experts(keys),
         Arch::Gemma4 => gemma::experts(keys),
         _ => scored::biased(keys, arch, layers, ff),
@@ -211,6 +211,7 @@ pub fn json(spec: &Spec) -> Option<Value> {
     match (ExpertKeys::of(spec.arch), &experts.rule) {
         (Some(of), _) => Some(of.json(experts, spec.layers)),
         (None, Some(rule)) if spec.arch == Arch::NemotronH => Some(nemotron_h::experts_json(experts, rule)),
+        (None, Some(rule)) if spec.arch == Arch::Cohere2Moe => Some(cohere::experts_json(spec, experts, rule)),
         (None, Some(rule)) if spec.arch == Arch::Lfm2Moe => Some(lfm2::experts_json(experts, rule)),
         _ => scored::experts_json(spec),
     }

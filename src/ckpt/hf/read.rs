@@ -1,5 +1,6 @@
 //! From `config.json`, as written by transformers 4 or 5, to a [`Spec`]. Absent keys take the defaults of the family's
 //! transformers class. Never reads a file.
+use super::cohere;
 use super::defaults::{Defaults, WindowKeys};
 use super::experts;
 use super::falcon;
@@ -100,6 +101,7 @@ pub(super) fn width_key(arch: Arch) -> &'static str {
     match arch {
         Arch::Falcon => "ffn_hidden_size",
         Arch::GptJ | Arch::CodeGen | Arch::GptBigCode => "n_inner",
+        Arch::Cohere2Moe => "prefix_dense_intermediate_size",
         Arch::Opt => "ffn_dim",
         _ => "intermediate_size",
     }
@@ -189,6 +191,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         // All of its layers have experts.
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
         Arch::Lfm2 => lfm2::width(keys)?,
+        Arch::Cohere2Moe => cohere::width(keys)?,
         Arch::NemotronH => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(21504),
         // Its class has no such key: all of its layers have experts.
         Arch::SolarOpen => {
@@ -255,10 +258,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         }
         Arch::Gemma => Spec { norm_from_one: true, scaled_embedding: true, ..spec },
         Arch::Opt | Arch::BioGpt | Arch::GptBigCode | Arch::GptNeo => learned::special(keys, spec)?,
-        Arch::Cohere => {
-            let row_norm = normed("use_qk_norm", RowNorm::EachHead { apart: false })?;
-            Spec { row_norm, logit_scale: factor("logit_scale", 0.0625)?, parallel: true, layer_norm: true, ..spec }
-        }
+        Arch::Cohere | Arch::Cohere2 | Arch::Cohere2Moe => cohere::special(keys, spec)?,
         Arch::Bamba => granite::bamba(keys, spec)?,
         Arch::FalconH1 => falcon_h1::special(keys, spec)?,
         Arch::Phi => {
@@ -384,13 +384,6 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Phi3 => Spec { fused_qkv: true, fused_gate_up: true, ..spec },
         Arch::Glm => Spec { fused_gate_up: true, ..spec },
         Arch::Glm4 => Spec { fused_gate_up: true, post_norms: true, ..spec },
-        Arch::Cohere2 => Spec {
-            logit_scale: factor("logit_scale", 0.0625)?,
-            parallel: true,
-            layer_norm: true,
-            rotated: windows(),
-            ..spec
-        },
         Arch::Starcoder2 | Arch::Jais2 => Spec { layer_norm: true, norm_bias: true, ..spec },
         Arch::Nemotron => Spec { layer_norm: true, norm_bias: true, norm_from_one: true, ..spec },
         Arch::GptOss => Spec { sinks: true, ..spec },
@@ -522,6 +515,7 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
     }
     let listed = match arch {
         Arch::Lfm3 => Some(lfm2::windowed(keys, layers)?),
+        Arch::Cohere2Moe => Some(cohere::windowed(keys, layers)?),
         _ => layer_types(keys, layers)?,
     };
     let mut windowed = match listed {

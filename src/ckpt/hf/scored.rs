@@ -161,9 +161,6 @@ impl ScoredExperts {
             // The class of V2 ignores the key.
             normalize: normalize && !is_v2,
             dense: self.dense_layers(keys, layers)?,
-            aux_coef: 0.0,
-            aux_loss: false,
-            clamp: None,
             rule: Some(RouteRule {
                 sigmoid: !is_v2,
                 biased: !is_v2,
@@ -171,7 +168,7 @@ impl ScoredExperts {
                 top_groups: if grouped { top_groups } else { 1 },
                 scale: keys.positive("routed_scaling_factor")?.unwrap_or(self.scale) as f32,
             }),
-            beside: false,
+            ..Experts::default()
         })
     }
 

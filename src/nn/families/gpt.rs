@@ -90,7 +90,7 @@ pub fn block(spec: &Spec, i: usize) -> (Layout, DecoderBlock) {
         curve: None,
     };
     let (mixer, mlp) = (Mixer::Attention(attention), FeedForward::Dense(mlp));
-    (layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false })
+    (layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false, mlp_factor: 1.0 })
 }
 
 fn norm(layout: &mut Layout, name: String, spec: &Spec) -> Norm {

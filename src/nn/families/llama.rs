@@ -108,7 +108,8 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         // Norms after the branches of OLMo hybrid are those of blocks with attention only.
         let after = spec.post_norms && matches!(mixer, Mixer::Conv(_));
         let mlp = feed_forward(&mut names, i, Norm::Absent, [true, after]);
-        return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false });
+        let mlp_factor = spec.mlp_factor(i);
+        return (names.layout, DecoderBlock { mixer, mlp, per_layer: None, scalar: None, parallel: false, mlp_factor });
     }
 
     let sight = if spec.window_of(i) == 0 { Sight::All } else { Sight::Window };
@@ -279,14 +280,15 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         Some(delta) => Mixer::Both(attention, delta),
         None => Mixer::Attention(attention),
     };
-    (names.layout, DecoderBlock { mixer, mlp, per_layer, scalar, parallel: spec.parallel })
+    let mlp_factor = spec.mlp_factor(i);
+    (names.layout, DecoderBlock { mixer, mlp, per_layer, scalar, parallel: spec.parallel, mlp_factor })
 }
 
 /// The second branch of block `i`, if it has one; the others are those of [`dense`].
 fn feed_forward(names: &mut Names, i: usize, first: Norm, norms: [bool; 2]) -> FeedForward {
     match names.spec.experts_of(i) {
         _ if !names.spec.has(i, Branch::FeedForward) => FeedForward::None,
-        Some(experts) => FeedForward::Sparse(sparse(names, experts, i)),
+        Some(experts) => FeedForward::Sparse(sparse(names, experts, first, i)),
         None => FeedForward::Dense(dense(names, first, norms)),
     }
 }
@@ -394,7 +396,8 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
     names.layout
 }
 
-fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
+/// The experts of block `i`; `first` as in [`dense`].
+fn sparse(names: &mut Names, experts: &Experts, first: Norm, i: usize) -> SparseBranch {
     let Spec { arch, dim, .. } = *names.spec;
     let &SparseNames { module, router, correction, shared, shared_fused, shared_gate, .. } =
         &arch.family().modules.sparse;
@@ -406,6 +409,7 @@ fn sparse(names: &mut Names, experts: &Experts, i: usize) -> SparseBranch {
     let [pre, post] = arch.family().modules.mlp_norms;
     let norm = match beside {
         Some(_) => names.norm("pre_feedforward_layernorm_2", dim),
+        None if names.spec.parallel => first,
         None => names.branch_norm(names.spec.pre_norms, pre),
     };
     let is_normed = names.spec.norms_experts() && beside.is_none();

@@ -350,6 +350,7 @@ families! {
     Glm4 "glm4" "glm4" "Glm4ForCausalLM" Some("Glm4ForSequenceClassification"), GLM4;
     Ernie45 "ernie4_5" "ernie4_5" "Ernie4_5ForCausalLM" None, LLAMA;
     Cohere2 "cohere2" "cohere2" "Cohere2ForCausalLM" None, COHERE;
+    Cohere2Moe "cohere2_moe" "cohere2_moe" "Cohere2MoeForCausalLM" None, COHERE;
     Starcoder2 "starcoder2" "starcoder2" "Starcoder2ForCausalLM" Some("Starcoder2ForSequenceClassification"), STARCODER;
     GptOss "gpt_oss" "gpt_oss" "GptOssForCausalLM" Some("GptOssForSequenceClassification"), GPT_OSS;
     DeepseekV2 "deepseek_v2" "deepseek_v2" "DeepseekV2ForCausalLM" Some("DeepseekV2ForSequenceClassification"), LLAMA;
