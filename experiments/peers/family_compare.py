@@ -53,6 +53,8 @@ FAMILIES = {
     "exaone4": dict(sliding_window=9), "phi3": dict(sliding_window=9), "phi3 longrope": dict(rope_parameters=LONG, original_max_position_embeddings=16),
     "glm": dict(**WIDE, rope_parameters=PART), "glm4": dict(**WIDE, rope_parameters=PART), "ernie4_5": dict(**WIDE, use_bias=True),
     "cohere2": dict(sliding_window=9),
+    "llama4_text": dict(**WIDE, intermediate_size_mlp=64, num_local_experts=4, interleave_moe_layer_step=2, no_rope_layer_interval=3, attention_chunk_size=32,
+                        floor_scale=8, attn_scale=0.5),
     "cohere2_moe": dict(**WIDE, sliding_window=9, first_k_dense_replace=1, num_experts=4, num_experts_per_tok=2, num_shared_experts=1), "starcoder2": dict(sliding_window=9),
     "gpt_oss": dict(**WIDE, sliding_window=9, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.5, rope_parameters=YARN),
     "deepseek_v3": dict(**LATENT, **SCORED, n_group=2, topk_group=1, first_k_dense_replace=1, rope_parameters=YARN | dict(mscale=0.5, mscale_all_dim=2.0)),
@@ -171,10 +173,11 @@ TARGETS = {
     "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"],
     "lfm2_moe": ["q_proj", "k_proj", "v_proj", "in_proj", "out_proj"], "falcon_h1": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "gate_proj", "up_proj", "down_proj"], "nemotron_h experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj"],
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
+    "llama4_text": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"], "olmoe clipped": ["q_proj", "k_proj", "v_proj", "o_proj"],
 } | dict.fromkeys(["cohere2_moe", "sarvam_moe", "granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"cohere2_moe", "olmoe clipped", "sarvam_mla", "sarvam_moe", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"llama4_text", "cohere2_moe", "olmoe clipped", "sarvam_mla", "sarvam_moe", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],

@@ -13,6 +13,7 @@ mod keys;
 mod learned; // positions
 mod lfm2; // short convolutions
 mod lists; // of layers
+mod llama4; // experts with weighted inputs
 mod mamba; // Mamba 2
 mod nemotron_h; // blocks of one branch
 mod kin; // model types that differ in names of keys
@@ -177,7 +178,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         }
         map.insert("rope_scaling".into(), scaling);
     }
-    if let Some(QueryGrowth { beta, original }) = spec.query_growth {
+    if let Some(QueryGrowth { beta, original, unrotated: false }) = spec.query_growth {
         // Only transformers 5 has models with this key.
         map.shift_remove("rope_scaling");
         let mut keys = rotary_keys(&rope);
@@ -214,10 +215,8 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
             "attn_logit_softcapping": cap(spec.score_cap),
         }),
         Arch::Gemma4 | Arch::NanoChat => json!({"final_logit_softcapping": cap(spec.logit_cap)}),
-        Arch::SmolLm3 => {
-            let rotated: Vec<u8> = (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect();
-            json!({"no_rope_layers": rotated})
-        }
+        Arch::SmolLm3 => json!({"no_rope_layers": lists::rotated(spec)}),
+        Arch::Llama4 => llama4::json(spec),
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::json(spec),
         Arch::HyperClovaX => {
             let mut map = granite::json(spec);
@@ -414,10 +413,12 @@ fn gpt2(spec: &Spec) -> Map<String, Value> {
 pub fn differences(then: &Spec, now: &Spec) -> Vec<String> {
     // The factor of the auxiliary loss is the run's own.
     let computed = |e: &Experts| {
-        let Experts { count, top_k, ff, shared_ff, averaged, normalize, dense, clamp, rule, beside, .. } = e;
+        let Experts {
+            count, top_k, ff, shared_ff, averaged, normalize, dense, clamp, rule, beside, weighs_inputs, ..
+        } = e;
         format!(
             "{top_k} of {count} of width {ff}, shared {shared_ff} {averaged}, normalized {normalize}, dense blocks {dense:?}, \
-             clamped {clamp:?}, chosen by {rule:?}, next to a dense layer {beside}"
+             clamped {clamp:?}, chosen by {rule:?}, next to a dense layer {beside}, weighted inputs {weighs_inputs}"
         )
     };
     let fields = |s: &Spec| {

@@ -3,6 +3,7 @@
 //!
 //! safetensors: 8 bytes of header length (little-endian), a JSON header, and the tensors without gaps. The header is
 //! padded with spaces so that the tensors start at [`DATA_ALIGN`].
+use super::columns::ColumnHalf;
 use super::gguf::coding::GgufCoding;
 use super::mxfp4::Mxfp4;
 use super::naming::Naming;
@@ -34,6 +35,8 @@ pub struct FileTensor {
     pub offset: u64,
     /// How its elements become those of `dtype`, if the file has others.
     pub coding: Option<Coding>,
+    /// Set if it is columns of a wider matrix.
+    pub columns: Option<ColumnHalf>,
 }
 
 /// How elements are stored.
@@ -53,6 +56,16 @@ impl FileTensor {
     }
     pub fn bytes(&self) -> u64 {
         byte_len(&self.shape, self.dtype)
+    }
+    /// Elements `place..place + len` in runs that follow each other in the file: which of them, and the first byte.
+    pub fn runs(&self, place: usize, len: usize) -> impl Iterator<Item = (Range<usize>, u64)> + use<> {
+        let (columns, offset, size) = (self.columns, self.offset, self.dtype.bitsize() / 8);
+        let (end, row) = (place + len, columns.map_or(usize::MAX, |columns| columns.own.max(1)));
+        (place / row..end.div_ceil(row)).map(move |i| {
+            let (from, to) = ((i * row).max(place), (i + 1).saturating_mul(row).min(end));
+            let at = columns.map_or(from, |columns| columns.place(from));
+            (from - place..to - place, offset + (size * at) as u64)
+        })
     }
 }
 
@@ -265,7 +278,9 @@ impl FilePlan {
             self.files.push(PlannedFile { name, header, bytes: end });
         }
         for ((name, shape, dtype), (file, offset)) in tensors.into_iter().zip(own) {
-            self.tensors.list.push(FileTensor { name, shape, dtype, file, offset, coding: None });
+            let columns = ColumnHalf::of(&name, &shape);
+            let offset = offset - columns.map_or(0, |columns| byte_len(&[columns.before()], dtype));
+            self.tensors.list.push(FileTensor { name, shape, dtype, file, offset, coding: None, columns });
         }
         if count > 1 {
             weight_map.sort_keys();
@@ -425,6 +440,7 @@ mod tests {
             file: 0,
             offset: 0,
             coding: None,
+            columns: None,
         };
         let tensors = vec![
             carried("eye.bytes", &[3], Dtype::U8),

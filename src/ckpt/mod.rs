@@ -26,6 +26,7 @@ mod naming; // names of a text model's tensors in files
 mod slices; // tensors of files that hold several of ours
 mod mxfp4; // matrices in 4 bits
 mod transposed; // matrices whose transposes files have
+mod columns; // matrices that are columns of wider ones
 mod unstack; // slices of what files hold
 mod published; // names that transformers' classes do not have
 mod tower; // tensors that are carried through

@@ -1,6 +1,6 @@
 //! Tensors of a file that hold those of all experts of a block, one slice each, which are tensors of their own
 //! everywhere else. Never reads or writes.
-use crate::nn::sliced;
+use crate::nn::{SlicePart, sliced};
 use safetensors::Dtype;
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ pub(super) type NamedShape = (String, Vec<usize>, Dtype);
 pub(super) fn whole(tensors: &[NamedShape]) -> Vec<(NamedShape, Vec<usize>)> {
     let (mut entries, mut places) = (Vec::<(NamedShape, Vec<usize>)>::new(), HashMap::new());
     for (i, (name, shape, dtype)) in tensors.iter().enumerate() {
-        let Some((whole, parts)) = sliced(name) else {
+        let Some((whole, part)) = sliced(name) else {
             entries.push((tensors[i].clone(), vec![i]));
             continue;
         };
         let place = *places.entry(whole).or_insert_with(|| {
             let mut all = [&[0], &shape[..]].concat();
-            all[1] *= parts;
+            all[if matches!(part, SlicePart::Columns(_)) { 2 } else { 1 }] *= part.count();
             entries.push(((whole.into(), all, *dtype), Vec::new()));
             entries.len() - 1
         });
         let ((_, shape, _), slices) = &mut entries[place];
         slices.push(i);
-        shape[0] = slices.len() / parts;
+        shape[0] = slices.len() / part.count();
     }
     entries
 }

@@ -143,7 +143,9 @@ impl TensorSource {
     pub fn read_at(&self, tensor: &FileTensor, place: usize, to: &mut [u8]) -> Result<()> {
         let ((path, file), size) = (&self.files[tensor.file], tensor.dtype.bitsize() / 8);
         let read = match &tensor.coding {
-            None => file.read_exact_at(to, tensor.offset + (size * place) as u64),
+            None => tensor
+                .runs(place, to.len() / size)
+                .try_for_each(|(run, at)| file.read_exact_at(&mut to[run.start * size..run.end * size], at)),
             Some(coding) => {
                 let mut values = vec![0f32; to.len() / size];
                 let read = match coding {
@@ -316,7 +318,7 @@ impl OpenedFiles {
         {
             expected(&name, &path)?;
             let file = self.files.len();
-            let tensor = FileTensor { name: name.clone(), shape, dtype, file, offset, coding: None };
+            let tensor = FileTensor { name: name.clone(), shape, dtype, file, offset, coding: None, columns: None };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(Error::in_file(&path, format!("has tensor {name}, which another file has too")));
             }

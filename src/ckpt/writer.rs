@@ -54,8 +54,8 @@ impl ShardWriter {
             if tensor.dtype == Dtype::F32 {
                 self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place));
             }
-            let offset = tensor.offset + (size * place) as u64;
-            file.write_at(bytes, offset)?;
+            let mut runs = tensor.runs(place, part.len());
+            runs.try_for_each(|(run, at)| file.write_at(&bytes[run.start * size..run.end * size], at))?;
         }
         Ok(())
     }

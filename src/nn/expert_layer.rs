@@ -44,6 +44,8 @@ pub struct ExpertLayer {
     pub activation: Activation,
     /// A norm follows their output, of which scratch has the gradient in `dh`.
     pub normed: bool,
+    /// A token's weight, of which there is one, multiplies their input; that of their output is 1.
+    pub weighs_inputs: bool,
     /// C
     pub width: usize,
 }
@@ -91,9 +93,9 @@ impl ExpertLayer {
     /// Assigns `rows (R, C)` of scratch from its `h (N, C)`: the output of each chosen expert, sorted by expert.
     pub fn forward(&self, cx: &Cx, w: Weights, saved: &mut MlpSaved, scratch: &mut Scratch) -> Result<()> {
         let r = cx.tokens() * self.top_k;
-        let Scratch { h, sparse: SparseScratch { rows, act, adapter, dispatch, .. }, .. } = scratch;
+        let Scratch { h, sparse: SparseScratch { rows, row_weights, act, adapter, dispatch, .. }, .. } = scratch;
         let MlpSaved { experts_gate: gate, experts_up: up, routing, .. } = saved;
-        self.take(cx, routing, h.rows(cx.n), rows)?;
+        self.inputs(cx, routing, h.rows(cx.n), row_weights, rows)?;
         let (offsets, tag) = (routing.offsets.rows(1), |what| Tag::new(what, self.layer));
         if cx.split.ep.of == 1 {
             let all = HeldRows { rows: 0..r, offsets };
@@ -137,9 +139,9 @@ impl ExpertLayer {
     ) -> Result<()> {
         let (dev, n, r) = (cx.dev, cx.tokens(), cx.tokens() * self.top_k);
         let Scratch { h, whole, masked, dh, sparse, .. } = scratch;
-        let SparseScratch { rows, drows, act, dact, dup, dweights, adapter, dispatch, .. } = sparse;
+        let SparseScratch { rows, row_weights, drows, act, dact, dup, dweights, adapter, dispatch, .. } = sparse;
         let MlpSaved { experts_gate: gate, experts_up: up, routing, .. } = saved;
-        self.take(cx, routing, h.rows(cx.n), rows)?;
+        self.inputs(cx, routing, h.rows(cx.n), row_weights, rows)?;
         let d_branch = match self.normed {
             true => dh.rows(cx.rows()),
             false => cx.branch_grad(DropoutSite::Mlp, dy, masked)?,
@@ -215,7 +217,7 @@ impl ExpertLayer {
     }
 
     /// Assigns to `rows` the row of `x (N, C)` for each routed row.
-    fn take(&self, cx: &Cx, routing: &Routing, x: View, rows: &mut Tensor) -> Result<()> {
+    pub(super) fn take(&self, cx: &Cx, routing: &Routing, x: View, rows: &mut Tensor) -> Result<()> {
         let n = cx.tokens();
         let (x, order, y) = (x.slice(0..n * self.width), routing.order.rows(n), rows.rows_mut(n * self.top_k));
         cx.dev.take_rows(TakeRows { top_k: self.top_k, order, x, y })

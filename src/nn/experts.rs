@@ -123,6 +123,12 @@ impl SparseBranch {
             let (chosen, factors, weights) = (chosen.rows(n), w.get(beside.factors), weights.rows(n));
             dev.scale_chosen(ScaleChosen { chosen, factors, weights, y: scaled.rows_mut(n) })?;
         }
+        if self.experts.weighs_inputs {
+            // Outputs have weights of 1, twice the sigmoid of 0.
+            dev.zero(scaled.rows_mut(n))?;
+            dev.sigmoid(Sigmoid { x: scaled.rows_mut(n), dy: None })?;
+            dev.scale(2.0, scaled.rows_mut(n))?;
+        }
         let SparseScratch { load, shared_act, shared_out, .. } = sparse;
         if let Some(shared) = &self.shared {
             if let Some(gate) = &shared.gate {
@@ -273,6 +279,9 @@ impl SparseBranch {
             cx.release(d_branch)?;
             let (dgate, dup) = (shared_act.rows_mut(n), shared_dup.rows_mut(n));
             shared.activation_backward(cx, saved, shared_dact.rows(n), dgate, dup)?;
+        }
+        if self.experts.weighs_inputs {
+            self.experts.inputs_backward(cx, &saved.routing, h.rows(n), sparse)?;
         }
         let SparseScratch { drows, dweights, dlogits, dlogits_cast, .. } = sparse;
         if let Some(Beside { factors, .. }) = self.beside {

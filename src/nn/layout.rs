@@ -40,11 +40,37 @@ pub fn slice_name(whole: &str, e: usize) -> String {
 pub fn half_name(whole: &str, e: usize, half: usize) -> String {
     format!("{whole}[{e}.{half}]")
 }
-/// The tensor that a name of [`slice_name`] or [`half_name`] is within, and in how many parts its slices are.
-pub fn sliced(name: &str) -> Option<(&str, usize)> {
-    let (whole, e) = name.strip_suffix(']')?.rsplit_once('[')?;
-    let (e, parts) = e.split_once('.').map_or((e, 1), |(e, _)| (e, 2));
-    e.parse::<usize>().ok().map(|_| (whole, parts))
+/// The same for the left (0) or the right (1) half of its columns.
+pub fn columns_name(whole: &str, e: usize, half: usize) -> String {
+    format!("{whole}[{e}:{half}]")
+}
+
+/// What of a slice a segment is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlicePart {
+    Whole,
+    /// A half of its rows.
+    Rows,
+    /// A half of its columns: the left (0) or the right (1) one.
+    Columns(usize),
+}
+
+impl SlicePart {
+    /// How many of such are a slice.
+    pub fn count(self) -> usize {
+        if self == SlicePart::Whole { 1 } else { 2 }
+    }
+}
+
+/// The tensor that a name of [`slice_name`], [`half_name`] or [`columns_name`] is within, and what it names.
+pub fn sliced(name: &str) -> Option<(&str, SlicePart)> {
+    let (whole, part) = name.strip_suffix(']')?.rsplit_once('[')?;
+    let (e, part) = match (part.split_once('.'), part.split_once(':')) {
+        (Some((e, _)), _) => (e, SlicePart::Rows),
+        (_, Some((e, half))) => (e, SlicePart::Columns(half.parse().ok().filter(|half| *half < 2)?)),
+        _ => (part, SlicePart::Whole),
+    };
+    e.parse::<usize>().ok().map(|_| (whole, part))
 }
 
 /// How a tensor is distributed over tp ranks.

@@ -40,6 +40,7 @@ mod per_layer_buffers; // what those inputs need
 mod per_layer; // inputs that each block gets besides the residual stream
 mod mlp; // the feed-forward branch
 mod dispatch; // rows to the ranks of ep, and back
+mod expert_inputs; // weights of what experts read
 mod expert_layer; // the experts of a sparse block
 mod experts; // the sparse feed-forward branch
 mod beside; // dense and experts
@@ -60,7 +61,9 @@ pub use cache::{CacheSize, PAGE};
 pub use context::{Batch, LabeledRows};
 pub use decoder::{Decoder, Micro, Minimized};
 pub use families::Family;
-pub use layout::{CodePlace, Init, Layout, Segment, Storage, Tp, half_name, slice_name, sliced};
+pub use layout::{
+    CodePlace, Init, Layout, Segment, SlicePart, Storage, Tp, columns_name, half_name, slice_name, sliced,
+};
 pub use lora::{
     ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, is_path_end, linear_module, linear_modules,
 };

@@ -40,6 +40,8 @@ pub enum Scaling {
 pub struct QueryGrowth {
     pub beta: f64,
     pub original: usize,
+    /// Only in layers without rotary positions, and with positions from 1 on (Llama 4).
+    pub unrotated: bool,
 }
 
 impl QueryGrowth {
@@ -47,6 +49,7 @@ impl QueryGrowth {
     pub fn table(&self, head_dim: usize, rows: usize) -> Vec<f32> {
         let mut table = vec![0.0; rows * head_dim];
         for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
+            let position = position + usize::from(self.unrotated);
             let factor = 1.0 + self.beta * ((position / self.original) as f64).ln_1p();
             row[..head_dim / 2].fill(factor as f32);
         }

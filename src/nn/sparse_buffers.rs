@@ -17,6 +17,8 @@ table! {
         rows,
         /// (B, F), with the rows B that a rank holds at most: R, or with ep [`super::windows::capacity`].
         act,
+        /// (N, 1) f32: weights of the experts' inputs, sorted by expert; empty without.
+        row_weights,
         /// (1, E) f32: the router's bias; empty without.
         router_bias,
         /// (N, S), (N, C): of the shared expert.
@@ -75,6 +77,7 @@ impl SparseScratch<TensorShape> {
             load: shape(DType::F64, sparse, experts).through(Axis::Loss, CommUse::Reduced),
             rows: sent(rows),
             act: shape(dtype, most, of.ff),
+            row_weights: shape(DType::F32, tokens, usize::from(of.weighs_inputs)),
             router_bias: shape(DType::F32, 1, if of.clamp.is_some() { experts } else { 0 }),
             shared_act: scratch(shared_ff),
             shared_out: scratch(one_shared * spec.dim),

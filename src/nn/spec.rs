@@ -177,6 +177,8 @@ pub enum Arch {
     Axk1,
     /// GPT-J with one matrix for queries, keys and values.
     CodeGen,
+    /// Llama with adjacent rotary pairs, norms without weights after rotations, and experts with weighted inputs.
+    Llama4,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }
@@ -270,6 +272,8 @@ pub struct Experts {
     /// A dense feed-forward layer is side by side with them, with norms of the inputs and outputs of both, and of their
     /// sum; the activation is the model's.
     pub beside: bool,
+    /// A token's only weight multiplies what its expert reads, and not what it gives.
+    pub weighs_inputs: bool,
 }
 
 /// The gated delta nets of blocks that mix tokens with one, or their Mamba 2.
@@ -482,6 +486,8 @@ pub struct Spec {
     pub qk_norm: bool,
     /// The same after rotation, with `qk_norm`.
     pub norm_after_rope: bool,
+    /// Such norms have no weights, and layers without rotary positions have no such norms.
+    pub bare_head_norms: bool,
     /// Normalize queries and keys in another way before rotation.
     pub row_norm: Option<RowNorm>,
     /// Limit magnitudes of queries, keys and values before rotation.
@@ -595,6 +601,7 @@ impl Default for Spec {
             head_bias: false,
             qk_norm: false,
             norm_after_rope: false,
+            bare_head_norms: false,
             row_norm: None,
             qkv_clip: None,
             value_norm: false,

@@ -119,6 +119,18 @@ impl Spec {
     pub fn is_rotated(&self, i: usize) -> bool {
         self.rope.is_some() && self.rotated.get(i) != Some(&false)
     }
+    /// Whether block `i` normalizes heads.
+    pub fn norms_heads(&self, i: usize) -> bool {
+        self.qk_norm && (!self.bare_head_norms || self.is_rotated(i))
+    }
+    /// Whether queries of block `i` grow with their position.
+    pub fn grows(&self, i: usize) -> bool {
+        self.query_growth.is_some_and(|growth| growth.unrotated != self.is_rotated(i))
+    }
+    /// Whether some norms have no weights.
+    pub fn has_bare_norms(&self) -> bool {
+        self.bare_norms || self.bare_head_norms
+    }
     /// Whether norms are LayerNorms, with two statistics.
     pub fn has_layer_norm(&self) -> bool {
         self.layer_norm || self.arch == Arch::Gpt

@@ -74,7 +74,7 @@ impl Spec {
                 "queries that grow with their position do not go with longrope: use another scaling",
             ));
         }
-        if self.bare_norms && self.qk_norm && self.head_dim > self.dim {
+        if self.has_bare_norms() && self.qk_norm && self.head_dim > self.dim {
             return Err(Error::input(format!(
                 "head_dim {} with hidden_size {}: heads with norms without weights must not be wider than the model",
                 self.head_dim, self.dim
@@ -101,7 +101,7 @@ impl Spec {
             )));
         }
         if let Some(QueryGrowth { original, .. }) = self.query_growth
-            && (original == 0 || self.transforms_rows() || self.local_rope.is_some())
+            && (original == 0 || self.local_rope.is_some() || self.transforms_rows() && !self.bare_head_norms)
         {
             return Err(Error::input(format!(
                 "queries that grow from position {original} on: this position must be at least 1, and norms or limits of queries, or \
@@ -166,6 +166,13 @@ impl Spec {
             return Err(Error::input(format!(
                 "num_experts_per_tok {top_k} of {count} experts of width {ff}: a token needs 1 to {count} experts, of \
                  width 1 or more"
+            )));
+        }
+        if let Some(Experts { top_k, weighs_inputs: true, .. }) = self.experts
+            && top_k > 1
+        {
+            return Err(Error::input(format!(
+                "num_experts_per_tok {top_k} with experts whose inputs are weighted: it must be 1"
             )));
         }
         if let Some(Experts { count, top_k, normalize, rule: Some(rule), .. }) = self.experts

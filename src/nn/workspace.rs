@@ -129,6 +129,7 @@ impl Workspace<TensorShape, ()> {
         // Gate and up of such experts come from one matrix.
         let clamped = spec.experts.as_ref().is_some_and(|e| e.clamp.is_some());
         let beside = spec.experts.as_ref().is_some_and(|e| e.beside);
+        let scales = beside || spec.experts.as_ref().is_some_and(|e| e.weighs_inputs);
         let (gate_ff, up_ff) = match clamped {
             true => (2 * expert_ff, 0),
             false => (expert_ff, only(spec.gated(), expert_ff)), // without a gate, the first matrix is up
@@ -197,7 +198,7 @@ impl Workspace<TensorShape, ()> {
                         probs: shape(Category::Saved, DType::F32, tokens, experts),
                         chosen: shape(Category::Saved, DType::U32, tokens, top_k),
                         weights: shape(Category::Saved, DType::F32, tokens, top_k),
-                        scaled: shape(Category::Saved, DType::F32, tokens, only(beside, top_k)),
+                        scaled: shape(Category::Saved, DType::F32, tokens, only(scales, top_k)),
                         offsets: shape(Category::Saved, DType::U32, 1, only(experts > 0, experts + 1)),
                         order: shape(Category::Saved, DType::U32, tokens, top_k),
                         places: shape(Category::Saved, DType::U32, tokens, top_k),
@@ -290,7 +291,7 @@ impl Workspace<TensorShape, ()> {
                     spec.rotary_dim(),
                 ),
                 still_table: other(DType::F32, only(spec.normed_still(), positions), spec.head_dim),
-                ones: other(dtype, only(spec.bare_norms, 1), spec.dim),
+                ones: other(dtype, only(spec.has_bare_norms(), 1), spec.dim),
                 balance: other(DType::F32, 1, experts),
                 load: other(DType::F64, 1, only(experts > 0, 1 + spec.sparse_blocks() * experts)),
                 loss: other(DType::F64, 1, 1),

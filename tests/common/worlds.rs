@@ -11,7 +11,7 @@ use flatshard::device::{Device, IGNORE};
 use flatshard::engine::{Engine, EngineOptions, Objective, ReferenceModel, Step, StepReport, Strategy};
 use flatshard::nn::{
     Activation, Arch, BlockFactors, Branch, Checkpointing, Cuts, DeltaForm, DeltaNet, Experts, HeadSizes, Latent,
-    Layout, Mamba, Recurrence, Rotary, Scaling, SpImpl, Spec, Tuning,
+    Layout, Mamba, QueryGrowth, Recurrence, Rotary, Scaling, SpImpl, Spec, Tuning,
 };
 use flatshard::optim::Rule;
 use flatshard::store::{ReplicatedOptions, ShardedOptions};
@@ -265,6 +265,32 @@ pub fn deepseek(sizes: Spec) -> Spec {
         rotary_dim: Some(latent.rope),
         rotary_pairs: RotaryPairs::Adjacent,
         latent: Some(latent),
+        experts: Some(experts),
+        ..sizes
+    }
+}
+
+/// A Llama 4 of the sizes of `sizes`: the first block is dense, and the second has no rotary positions.
+pub fn llama4(sizes: Spec) -> Spec {
+    let rule = RouteRule { sigmoid: true, biased: false, groups: 1, top_groups: 1, scale: 1.0 };
+    let experts = Experts {
+        count: 7,
+        top_k: 1,
+        ff: 14,
+        shared_ff: 14,
+        dense: vec![0],
+        rule: Some(rule),
+        weighs_inputs: true,
+        ..Experts::default()
+    };
+    Spec {
+        arch: Arch::Llama4,
+        rotary_pairs: RotaryPairs::Adjacent,
+        rotated: (0..sizes.layers).map(|i| i != 1).collect(),
+        query_growth: Some(QueryGrowth { beta: 0.5, original: 3, unrotated: true }),
+        qk_norm: true,
+        norm_after_rope: true,
+        bare_head_norms: true,
         experts: Some(experts),
         ..sizes
     }

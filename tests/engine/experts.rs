@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 32] = [
+const FAMILIES: [&str; 33] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -58,6 +58,7 @@ const FAMILIES: [&str; 32] = [
     "sarvam_moe",
     "cohere2_moe",
     "cohere2_moe_normed",
+    "llama4_text",
 ];
 const TOLERANCE: f64 = 1e-5;
 

@@ -27,9 +27,13 @@ fn mistral() -> Spec {
 }
 /// Queries that grow every few tokens.
 fn ministral3() -> Spec {
-    Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() }
+    Spec {
+        arch: Arch::Ministral3,
+        query_growth: Some(QueryGrowth { beta: 0.5, original: 3, unrotated: false }),
+        ..llama()
+    }
 }
-fn families() -> [Spec; 13] {
+fn families() -> [Spec; 14] {
     [
         llama(),
         gpt(),
@@ -44,6 +48,7 @@ fn families() -> [Spec; 13] {
         granite_hybrid(),
         falcon_h1(llama(), [2, 4]),
         lfm2(),
+        llama4(llama()),
     ]
 }
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, step: 0 };

@@ -214,6 +214,15 @@ fn gemma4_experts() -> Spec {
 fn gpt_oss() -> Spec {
     crate::common::gpt_oss(Spec { layers: 2, ..llama() })
 }
+/// With few experts, so that each gets rows.
+fn few(spec: Spec) -> Spec {
+    let experts = spec.experts.clone().map(|e| Experts { count: 3, ..e });
+    Spec { experts, ..spec }
+}
+/// Experts whose inputs are weighted, and norms of heads without weights.
+fn llama4() -> Spec {
+    few(crate::common::llama4(Spec { layers: 2, ..llama() }))
+}
 /// Latent attention, and experts chosen by scores.
 fn deepseek() -> Spec {
     crate::common::deepseek(Spec { layers: 2, ..llama() })
@@ -411,7 +420,7 @@ const TIGHT: f64 = 3e-6;
 
 #[test]
 fn every_gradient_equals_that_of_one_rank() {
-    let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3 }), ..llama() };
+    let growing = Spec { query_growth: Some(QueryGrowth { beta: 0.5, original: 3, unrotated: false }), ..llama() };
     let xielu = Spec { arch: Arch::Apertus, activation: Activation::Xielu, ..qwen3() };
     for spec in [
         growing,
@@ -465,7 +474,7 @@ fn inputs_of_layers_are_the_same_on_all_ranks() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h(), cohere2_moe()];
+    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h(), cohere2_moe(), llama4()];
     for (spec, all) in whole.into_iter().map(|spec| (spec, Cuts::ALL)).chain([(olmoe(), attention)]) {
         let run = Run::alone(spec);
         let alone = made(&run);

@@ -108,9 +108,13 @@ CASES = {
     "cohere2_moe_normed": dict(head_dim=10, num_hidden_layers=3, sliding_window=4, first_k_dense_replace=2, prefix_dense_sliding_window_pattern=2, num_experts=5,
                                num_experts_per_tok=2, num_shared_experts=1, shared_expert_combination_strategy="sum", expert_selection_fn="sigmoid",
                                norm_topk_prob=False, logit_scale=0.25, rope_parameters=dict(rope_type="default", rope_theta=100.0)),
+    # Inputs of experts are weighted; heads are normalized after their rotation, and in the third layer neither: there queries grow.
+    "llama4_text": dict(head_dim=10, num_hidden_layers=4, intermediate_size=14, intermediate_size_mlp=22, num_local_experts=5, interleave_moe_layer_step=2,
+                        no_rope_layer_interval=3, attention_chunk_size=20, floor_scale=4, attn_scale=0.5,
+                        rope_parameters=dict(rope_type="default", rope_theta=100.0)),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"cohere2_moe", "cohere2_moe_normed", "sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"llama4_text", "cohere2_moe", "cohere2_moe_normed", "sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):
@@ -128,6 +132,10 @@ def per_expert(model_type, tensors):
             name = name.replace(".mlp.", ".block_sparse_moe.")
         if model_type == "gpt_oss" and ".experts." in name:
             result |= {f"{name}[{e}]": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
+            continue
+        if model_type == "llama4_text" and ".experts." in name:
+            halves = enumerate(tensor.chunk(2, -1)) if name.endswith("gate_up_proj") else [(None, tensor)]
+            result |= {f"{name}[{e}]" if k is None else f"{name}[{e}:{k}]": of_expert.contiguous() for k, part in halves for e, of_expert in enumerate(part)}
             continue
         if model_type == "granitemoe_swa" and ".experts." in name:
             halves = enumerate(tensor.chunk(2, 1)) if name.endswith("gate_up_proj") else [(None, tensor)]

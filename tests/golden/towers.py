@@ -35,6 +35,8 @@ PIXTRAL = dict(model_type="pixtral", head_dim=4, **SIGLIP)
 GEMMA4_VISION = dict(hidden_size=8, intermediate_size=6, num_attention_heads=2, num_key_value_heads=2, head_dim=4, num_hidden_layers=1, patch_size=2,
                      position_embedding_size=4, pooling_kernel_size=1)
 QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=6, num_heads=2, patch_size=2, out_hidden_size=18)
+LLAMA4_VISION = dict(hidden_size=8, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, image_size=4, patch_size=2, vision_output_dim=8,
+                     projector_input_dim=8, projector_output_dim=8)
 MROPE = dict(mrope_section=[2, 2, 1])
 ENDS = dict(image_token_id=IMAGE, video_token_id=IMAGE, vision_start_token_id=IMAGE, vision_end_token_id=IMAGE)
 
@@ -78,9 +80,12 @@ TOWERS = {
                           dict(**GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], use_bidirectional_attention="vision", pad_token_id=0,
                                enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=14),
                           dict(top_k_experts=1)),
+    "vl_llama4": ("llama4", dict(vision_config=LLAMA4_VISION, image_token_index=IMAGE, tie_word_embeddings=False),
+                  dict(num_local_experts=4, intermediate_size=14, intermediate_size_mlp=22, interleave_moe_layer_step=2, no_rope_layer_interval=2,
+                       attention_chunk_size=20, hidden_size=28, rope_parameters=rope("default")), dict(rope_parameters=rope("default", 10.0))),
 }
 # Those whose text model is one of families.py, or has experts, in which errors of bf16 say little.
-ALIKE = {"vl_gemma4", "vl_gemma4_experts", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
+ALIKE = {"vl_llama4", "vl_gemma4", "vl_gemma4_experts", "vl_llava", "vl_smolvlm", "vl_qwen3_moe"}
 
 
 def build(name, more={}):
@@ -103,13 +108,17 @@ class Text(torch.nn.Module):
         self.model = model
 
     def forward(self, tokens, **_):
-        return self.model(input_ids=tokens, use_cache=False)
+        # Llama 4's class fails without images (transformers 5.24).
+        model = self.model.language_model if self.model.config.model_type == "llama4" else self.model
+        return model(input_ids=tokens, use_cache=False)
 
     def named_parameters(self, **_):
         for name, parameter in self.model.named_parameters():
-            if name.startswith(("model.language_model.", "model.text_model.", "lm_head.")):
+            if name.startswith("language_model."):
+                yield name.removeprefix("language_model."), parameter
+            elif name.startswith(("model.language_model.", "model.text_model.", "lm_head.")):
                 yield name.replace("model.language_model.", "model.").replace("model.text_model.", "model."), parameter
-            elif not hasattr(self.model.model, "language_model") and not hasattr(self.model.model, "text_model"):
+            elif hasattr(self.model, "model") and not hasattr(self.model.model, "language_model") and not hasattr(self.model.model, "text_model"):
                 yield name, parameter
 
 
@@ -192,7 +201,7 @@ def check():
             assert not any(report.values()), report
             source = AutoModelForImageTextToText.from_pretrained(HERE / "towers" / name, dtype=torch.float32)
             with torch.no_grad():
-                logits = torch.cat([model(input_ids=d[None].long()).logits[0] for d in golden["tokens"].split(LENGTHS)])
+                logits = torch.cat([Text(model)(d[None].long()).logits[0] for d in golden["tokens"].split(LENGTHS)])
             difference = relative(logits, golden["logits"])
             assert difference < 1e-5, f"{name}: logits differ by {difference:.1e}"
             carried = dict(source.named_parameters())

@@ -250,7 +250,8 @@ impl GgufModel {
                 (Some(dtype), _) => (dtype, None),
                 (None, coding) => (Dtype::F32, Some(Coding::Gguf(coding))),
             };
-            let tensor = FileTensor { name: want.name.clone(), shape, dtype, file: place.file, offset, coding };
+            let tensor =
+                FileTensor { name: want.name.clone(), shape, dtype, file: place.file, offset, coding, columns: None };
             found.insert(want.name.clone(), tensor);
         }
         match unused.into_iter().next() {

@@ -404,6 +404,14 @@ impl Defaults {
                 ..BIASED
             },
             Arch::Axk1 => Defaults { pairs: RotaryPairs::Adjacent, ..BIASED },
+            Arch::Llama4 => Defaults {
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 500_000.0,
+                pairs: RotaryPairs::Adjacent,
+                ..BIASED
+            },
             Arch::Gpt => PLAIN,
         }
     }

@@ -1,7 +1,8 @@
 //! Keys that say what layers are, one by one. Never knows a family.
 use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
-use serde_json::Value;
+use crate::nn::Spec;
+use serde_json::{Value, json};
 
 /// Whether each layer is of the second of two types, if the file lists layers one by one.
 pub fn listed(keys: &ConfigKeys, layers: usize, [first, second]: [&str; 2]) -> Result<Option<Vec<bool>>> {
@@ -62,4 +63,23 @@ pub fn listed_dense(keys: &ConfigKeys, layers: usize) -> Result<Option<Vec<usize
 /// `mlp_layer_types`
 pub fn types(dense: &[usize], layers: usize) -> Value {
     (0..layers).map(|i| if dense.contains(&i) { "dense" } else { "sparse" }).collect()
+}
+
+/// Which layers have rotary positions: `no_rope_layers` lists 1 for those that have, and 0 for the others.
+pub fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
+    let every = keys.whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
+    // Maverick's list is empty.
+    let Some(list) = keys.present("no_rope_layers").filter(|list| **list != json!([])) else {
+        return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
+    };
+    let rotated = |value: &Value| value.as_u64().map(|flag| flag != 0);
+    let values = list.as_array().and_then(|list| list.iter().take(layers).map(rotated).collect::<Option<Vec<_>>>());
+    values.filter(|values| values.len() == layers).ok_or_else(|| {
+        Error::input(format!("no_rope_layers is {}; it must list 0 or 1 for each of {layers} layers", quote(list)))
+    })
+}
+
+/// `no_rope_layers`
+pub fn rotated(spec: &Spec) -> Vec<u8> {
+    (0..spec.layers).map(|i| spec.is_rotated(i).into()).collect()
 }

@@ -11,7 +11,8 @@ use super::keys::ConfigKeys;
 use super::kin;
 use super::learned;
 use super::lfm2;
-use super::lists::listed;
+use super::lists::{listed, rotated_layers};
+use super::llama4;
 use super::nemotron_h;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
@@ -102,6 +103,7 @@ pub(super) fn width_key(arch: Arch) -> &'static str {
         Arch::Falcon => "ffn_hidden_size",
         Arch::GptJ | Arch::CodeGen | Arch::GptBigCode => "n_inner",
         Arch::Cohere2Moe => "prefix_dense_intermediate_size",
+        Arch::Llama4 => "intermediate_size_mlp",
         Arch::Opt => "ffn_dim",
         _ => "intermediate_size",
     }
@@ -192,6 +194,7 @@ fn rotary_family(keys: &ConfigKeys, arch: Arch) -> Result<Spec> {
         Arch::Qwen35Moe => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(512),
         Arch::Lfm2 => lfm2::width(keys)?,
         Arch::Cohere2Moe => cohere::width(keys)?,
+        Arch::Llama4 => keys.size(width_key(arch), "ff_hidden_dim")?.unwrap_or(16_384),
         Arch::NemotronH => keys.size("intermediate_size", "ff_hidden_dim")?.unwrap_or(21504),
         // Its class has no such key: all of its layers have experts.
         Arch::SolarOpen => {
@@ -342,6 +345,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         }
         Arch::Gemma4 => gemma::special(keys, spec)?,
         Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
+        Arch::Llama4 => llama4::special(keys, spec)?,
         Arch::NanoChat => {
             let logit_cap = cap("final_logit_softcapping", 15.0)?;
             let spec = Spec { bare_norms: true, embed_norm: true, logit_cap, ..spec };
@@ -406,19 +410,6 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         }
         Arch::Dots1 => Spec { qk_norm: true, ..spec },
         _ => spec,
-    })
-}
-
-/// Which layers have rotary positions: `no_rope_layers` lists 1 for those that have, and 0 for the others.
-fn rotated_layers(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
-    let every = keys.whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
-    let Some(list) = keys.present("no_rope_layers") else {
-        return Ok((0..layers).map(|i| (i + 1) % every != 0).collect());
-    };
-    let rotated = |value: &Value| value.as_u64().map(|flag| flag != 0);
-    let values = list.as_array().and_then(|list| list.iter().take(layers).map(rotated).collect::<Option<Vec<_>>>());
-    values.filter(|values| values.len() == layers).ok_or_else(|| {
-        Error::input(format!("no_rope_layers is {}; it must list 0 or 1 for each of {layers} layers", quote(list)))
     })
 }
 
@@ -509,8 +500,11 @@ fn windows(keys: &ConfigKeys, arch: Arch, layers: usize) -> Result<(usize, Vec<b
         Arch::Dots1 => keys.whole("max_window_layers")?.unwrap_or(62),
         _ => 0,
     };
-    let others = [Arch::Qwen3Next, Arch::Qwen35, Arch::Qwen35Moe, Arch::OlmoHybrid, Arch::Lfm2, Arch::Lfm2Moe];
-    if others.contains(&arch) || has_mamba(arch) {
+    // Their layers have other types.
+    if has_mamba(arch)
+        || matches!(arch, Arch::Qwen3Next | Arch::Qwen35 | Arch::Qwen35Moe | Arch::OlmoHybrid)
+        || matches!(arch, Arch::Lfm2 | Arch::Lfm2Moe | Arch::Llama4)
+    {
         return Ok((0, Vec::new()));
     }
     let listed = match arch {

@@ -112,6 +112,7 @@ pub fn query_growth(keys: &ConfigKeys) -> Result<QueryGrowth> {
     Ok(QueryGrowth {
         beta: rope.need("llama_4_scaling_beta", ConfigKeys::number)?,
         original: rope.need("original_max_position_embeddings", |keys, key| keys.size(key, "max_positions"))?,
+        unrotated: false,
     })
 }
 

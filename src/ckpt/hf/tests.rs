@@ -47,7 +47,11 @@ fn specs() -> Vec<Spec> {
         Spec { arch: Arch::Mistral, window: 9, windowed: vec![true; 3], ..llama() },
         Spec { arch: Arch::Mistral, ..llama() },
         Spec { arch: Arch::Ministral, window: 9, windowed: vec![true, false, true], ..llama() },
-        Spec { arch: Arch::Ministral3, query_growth: Some(QueryGrowth { beta: 0.1, original: 16 }), ..scaled(yarn) },
+        Spec {
+            arch: Arch::Ministral3,
+            query_growth: Some(QueryGrowth { beta: 0.1, original: 16, unrotated: false }),
+            ..scaled(yarn)
+        },
         Spec { arch: Arch::Qwen2, qkv_bias: true, ..llama() },
         Spec { arch: Arch::Qwen2, qkv_bias: true, window: 9, windowed: vec![false, true, true], ..llama() },
         Spec { arch: Arch::Qwen3, qk_norm: true, ..llama() },

@@ -25,7 +25,7 @@ const LLAVA: [(&str, &str); 6] = [
 ];
 const QWENS: [(&str, &str); 3] = [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("llama", "llama")];
 
-const CLASSES: [TowerClass; 42] = [
+const CLASSES: [TowerClass; 43] = [
     TowerClass { model_type: "apertus1p5", texts: &[("apertus1p5_text", "apertus1p5_text")] },
     TowerClass { model_type: "deepseek_vl", texts: &[("llama", "llama")] },
     TowerClass { model_type: "deepseek_vl_hybrid", texts: &[("llama", "llama")] },
@@ -47,6 +47,7 @@ const CLASSES: [TowerClass; 42] = [
     TowerClass { model_type: "lfm2_vl", texts: &[("lfm2", "lfm2")] },
     TowerClass { model_type: "lfm3_vl", texts: &[("lfm3", "lfm3")] },
     TowerClass { model_type: "lighton_ocr", texts: &[("qwen3", "qwen3")] },
+    TowerClass { model_type: "llama4", texts: &[("llama4_text", "llama4_text")] },
     TowerClass { model_type: "llava", texts: &LLAVA },
     TowerClass { model_type: "llava_next", texts: &LLAVA },
     TowerClass { model_type: "llava_next_video", texts: &LLAVA },
@@ -146,7 +147,6 @@ pub fn missing(model_type: &str) -> Option<&'static str> {
         }
         "paligemma" => "its prompts attend to later tokens too, which is not supported yet",
         "gemma3n" | "gemma3n_text" => "embeddings of each layer are not supported yet",
-        "llama4" | "llama4_text" => "attention in chunks is not supported yet",
         _ => return None,
     })
 }
@@ -354,6 +354,7 @@ pub fn defaults(model_type: &str) -> Map<String, Value> {
             sizes([151_936, 4096, 22_016, 32, 32, 128_000]),
             json!({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 5e5}),
         ),
+        "llama4_text" => sizes([202_048, 5120, 8192, 48, 40, 131_072]),
         "lfm2" => sizes([65_536, 2560, 12_288, 32, 32, 128_000]),
         "lfm3" => sizes([128_000, 2048, 7680, 24, 16, 128_000]),
         "lfm2_moe" => sizes([65_536, 2048, 7168, 32, 32, 128_000]),

@@ -180,9 +180,9 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
     let row = local.qkv();
     let (rotated, pairs) = (spec.rotary_dim(), spec.rotary_pairs);
     let rope = RopeShape { heads: heads + kv_heads, head_dim, rotated, pairs, row };
-    let transform = if spec.qk_norm {
+    let transform = if spec.norms_heads(i) {
         let [q, k] = modules.head_norms;
-        let weights = (!spec.bare_norms).then(|| {
+        let weights = (!spec.has_bare_norms()).then(|| {
             let wq = names.scale(q, head_dim, names.head_norm());
             [wq, if takes { wq } else { names.scale(k, head_dim, names.head_norm()) }]
         });
@@ -235,7 +235,7 @@ pub fn block(model: &Spec, split: &Split, i: usize) -> (Layout, DecoderBlock) {
         transform,
         cut: split.cuts.attention,
         turns,
-        growth: spec.query_growth.map(|_| RopeShape { heads, ..rope }),
+        growth: spec.grows(i).then_some(RopeShape { heads, ..rope }),
         parallel: spec.parallel || beside.is_some(),
         shape: AttentionShape { heads, kv_heads, head_dim, scale, window, softcap },
         sharing,
@@ -369,7 +369,7 @@ fn beside(names: &mut Names, count: usize, summed: Tp) -> Beside {
 /// The experts of sparse block `i`, or with tp this rank's columns of each. The tensors of an expert follow each other,
 /// so those of a kind are at equal distances. Every rank of ep lists all experts, and holds its share.
 pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
-    let SparseNames { module, expert: kinds, stacked, .. } = &spec.arch.family().modules.sparse;
+    let &SparseNames { module, expert: kinds, stacked, transposed, .. } = &spec.arch.family().modules.sparse;
     let (dim, down, columns) = (spec.dim, Init::residual(spec.layers), split.part(split.cuts.mlp));
     let (count, ff) = spec.experts.as_ref().map_or((0, 0), |experts| (experts.count, experts.ff));
     let layout = Layout { experts: true, ..Layout::default() };
@@ -383,10 +383,14 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
             names.clamped(e, ff, columns);
         }
         for (k, kind) in kinds.iter().enumerate().filter(|(k, _)| own(*k)) {
-            let (shape, cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
+            let (mut shape, mut cut, init) = if k == 2 { ([dim, ff], 1, down) } else { ([ff, dim], 0, Init::NORMAL) };
+            if transposed {
+                shape.reverse();
+                cut = 1 - cut;
+            }
             match stacked {
                 None => names.cut(&format!("{e}.{kind}"), WEIGHT, &shape, cut, columns, init),
-                Some(whole) => names.stacked(*whole, (i, e, k), shape, cut, columns, init),
+                Some(whole) => names.stacked(whole, (i, e, k), shape, cut, columns, init),
             };
         }
         if split.ep.of > 1 {
@@ -399,7 +403,7 @@ pub fn experts(spec: &Spec, split: &Split, i: usize) -> Layout {
 /// The experts of block `i`; `first` as in [`dense`].
 fn sparse(names: &mut Names, experts: &Experts, first: Norm, i: usize) -> SparseBranch {
     let Spec { arch, dim, .. } = *names.spec;
-    let &SparseNames { module, router, correction, shared, shared_fused, shared_gate, .. } =
+    let &SparseNames { module, router, correction, shared, shared_fused, shared_gate, transposed, .. } =
         &arch.family().modules.sparse;
     let &Experts { count, top_k, ff, shared_ff, normalize, .. } = experts;
     // What the gradient of a router follows from are sums over columns, so those of ranks that share them are summed.
@@ -439,8 +443,12 @@ fn sparse(names: &mut Names, experts: &Experts, first: Norm, i: usize) -> Sparse
             Some(ClampedExperts { clamp, bias: stride(1), down_bias: stride(3), is_first: columns.index == 0 }),
         ),
         None => {
-            let [first, up] = [0, 1].map(|k| GroupedLinear::new(stride(k), width, dim));
-            (first, gated.then_some(up), GroupedLinear::new(stride(step - 1), dim, width), None)
+            let linear = |k, outputs, inputs| {
+                let linear = GroupedLinear::new(stride(k), outputs, inputs);
+                if transposed { linear.transposed() } else { linear }
+            };
+            let [first, up] = [0, 1].map(|k| linear(k, width, dim));
+            (first, gated.then_some(up), linear(step - 1, dim, width), None)
         }
     };
     let shared = (shared_ff > 0).then(|| {
@@ -467,7 +475,9 @@ fn sparse(names: &mut Names, experts: &Experts, first: Norm, i: usize) -> Sparse
     let shape = RouteShape { experts: count, top_k, normalize };
     let layer = names.spec.experts_layer(index);
     let (activation, normed) = (names.spec.activation, beside.is_some() || post.is_some());
-    let experts = ExpertLayer { layer, index, top_k, gate, up, down, clamped, activation, normed, width: dim };
+    let weighs_inputs = experts.weighs_inputs;
+    let experts =
+        ExpertLayer { layer, index, top_k, gate, up, down, clamped, activation, normed, weighs_inputs, width: dim };
     let cut = names.split.cuts.mlp;
     SparseBranch { norm, cut, shape, router, router_bias, rule, experts, width: dim, shared, beside, post }
 }

@@ -1,7 +1,7 @@
 //! Layouts from names: tensors as files have them, whole or cut to a rank's share. Never decides what a layer has.
 use crate::device::ops::RmsNormShape;
 use crate::nn::latent::LatentProjections;
-use crate::nn::layout::{Init, Layout, Tp, half_name, slice_name};
+use crate::nn::layout::{Init, Layout, Tp, columns_name, half_name, slice_name};
 use crate::nn::linear::Linear;
 use crate::nn::norm::Norm;
 use crate::nn::row_transform::PartNorm;
@@ -81,7 +81,7 @@ impl Names<'_> {
         }
     }
     /// A matrix of expert `e` of block `i`, which files have in one tensor for the block: its gate (`k` is 0) above its
-    /// up (1), or its down (2).
+    /// up (1), or left of it, or its down (2).
     pub fn stacked(
         &mut self,
         [gate_up, down]: [&str; 2],
@@ -94,7 +94,10 @@ impl Names<'_> {
         let block = format!("model.layers.{i}.");
         let name = match k {
             2 => slice_name(&format!("{block}{down}"), e),
-            half => half_name(&format!("{block}{gate_up}"), e, half),
+            half => {
+                let name = if self.spec.arch.family().modules.sparse.transposed { columns_name } else { half_name };
+                name(&format!("{block}{gate_up}"), e, half)
+            }
         };
         let whole = shape[cut];
         shape[cut] = over.share(whole).len();

@@ -59,6 +59,8 @@ pub struct SparseNames {
     pub expert: [&'static str; 3],
     /// The tensors of a block, within the block, that hold gate and up of all experts, and down, if files have them.
     pub stacked: Option<[&'static str; 2]>,
+    /// Matrices of experts are transposed.
+    pub transposed: bool,
     /// The bias of the choice, and the number of its dimensions.
     pub correction: (&'static str, usize),
     /// The expert that every token uses, within the block.
@@ -74,6 +76,7 @@ const SPARSE: SparseNames = SparseNames {
     router: "gate",
     expert: ["gate_proj", "up_proj", "down_proj"],
     stacked: None,
+    transposed: false,
     correction: ("gate.e_score_correction_bias", 1),
     shared: "mlp.shared_experts",
     shared_fused: None,
@@ -305,6 +308,19 @@ const GRANITE_MOE_SWA: ModuleNames = ModuleNames {
     },
     ..LLAMA
 };
+const LLAMA4: ModuleNames = ModuleNames {
+    gate: BAMBA.gate,
+    mlp: BAMBA.mlp,
+    sparse: SparseNames {
+        module: "feed_forward",
+        router: "router",
+        stacked: Some(["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]),
+        transposed: true,
+        shared: "feed_forward.shared_expert",
+        ..SPARSE
+    },
+    ..LLAMA
+};
 const HY_V3: ModuleNames = ModuleNames {
     sparse: SparseNames { router: "router.gate", correction: ("expert_bias", 1), shared: "mlp.shared_mlp", ..SPARSE },
     ..LLAMA
@@ -411,6 +427,7 @@ families! {
     HyV3 "hy_v3" "hy_v3" "HYV3ForCausalLM" None, HY_V3;
     Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
     CodeGen "codegen" "codegen" "CodeGenForCausalLM" None, CODEGEN;
+    Llama4 "llama4" "llama4_text" "Llama4ForCausalLM" None, LLAMA4;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), GPT;
 }
 

@@ -5,7 +5,7 @@ use crate::ckpt;
 use crate::comm::MeshSizes;
 use crate::device::gpu::MOST_OF_KEY;
 use crate::engine::EngineOptions;
-use crate::nn::{ALL_LINEAR, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
+use crate::nn::{ALL_LINEAR, Arch, Checkpointing, Cuts, Lora, Recurrence, SpImpl, Spec, Tuning, linear_modules};
 use crate::optim::Rule;
 use crate::run::settings::fsdp::FsdpSettings;
 use crate::run::settings::value::set;
@@ -148,7 +148,14 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
     };
     let tower = || s.model.pretrain.as_deref().map_or(Ok(false), ckpt::hf::has_tower);
     let lora = |rank| {
-        Ok::<_, Error>(Lora {
+        if spec.arch == Arch::Llama4 && tower()? {
+            // The paths of its modules are others than those of all classes with a tower that PEFT adapts.
+            return Err(Error::input(
+                "lora: adapters of Llama 4 with its vision tower are not supported; train all of its text model, or \
+                 adapt a model of the text alone",
+            ));
+        }
+        Ok(Lora {
             rank,
             alpha: l.alpha.unwrap_or(rank as f64) as f32,
             dropout: l.dropout.unwrap_or(0.0) as f32,

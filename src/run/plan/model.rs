@@ -45,9 +45,11 @@ fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
         spec.max_len = spec.max_len.max(max_len);
     }
     if max_len > spec.max_len {
+        let of_chunks = spec.arch == Arch::Llama4;
+        let why = if of_chunks { " (attention_chunk_size: attention in several chunks is not supported)" } else { "" };
         return Err(Error::input(format!(
-            "max_len {max_len} is longer than the model's max_positions {}: reduce --max-len, or use a model with more \
-             positions",
+            "max_len {max_len} is longer than the model's max_positions {}{why}: reduce --max-len, or use a model with \
+             more positions",
             spec.max_len
         )));
     }

@@ -4,7 +4,7 @@ use super::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 
-const TOWERS: [&str; 11] = [
+const TOWERS: [&str; 12] = [
     "vl_gemma3",
     "vl_gemma4",
     "vl_mistral3",
@@ -16,6 +16,7 @@ const TOWERS: [&str; 11] = [
     "vl_qwen3_moe",
     "vl_qwen3_5",
     "vl_gemma4_experts",
+    "vl_llama4",
 ];
 
 fn tower(name: &str) -> PathBuf {

@@ -27,7 +27,7 @@ const ALL: [SpImpl; 3] = [SpImpl::Ring, SpImpl::AllGather, SpImpl::Ulysses];
 fn specs() -> [Spec; 5] {
     let long = |spec: Spec| Spec { max_len: 40, layers: 3, dropout: 0.0, ..spec };
     let gemma3 = Spec { windowed: vec![true, false, true], ..gemma3() };
-    let growth = Some(QueryGrowth { beta: 0.5, original: 3 });
+    let growth = Some(QueryGrowth { beta: 0.5, original: 3, unrotated: false });
     // Queries that grow as well, Ministral 3's, and softcapped scores, Gemma 2's.
     let gemma4 = Spec { windowed: vec![true, false, true], shared_kv: 1, ..gemma4() };
     [Spec { query_growth: growth, ..llama() }, qwen3(), Spec { score_cap: 2.0, ..gemma3 }, gpt(), gemma4].map(long)
