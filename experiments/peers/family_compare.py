@@ -53,6 +53,7 @@ FAMILIES = {
     "exaone4": dict(sliding_window=9), "phi3": dict(sliding_window=9), "phi3 longrope": dict(rope_parameters=LONG, original_max_position_embeddings=16),
     "glm": dict(**WIDE, rope_parameters=PART), "glm4": dict(**WIDE, rope_parameters=PART), "ernie4_5": dict(**WIDE, use_bias=True),
     "cohere2": dict(sliding_window=9),
+    "phimoe": dict(num_local_experts=4, router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True, sliding_window=9),
     "llama4_text": dict(**WIDE, intermediate_size_mlp=64, num_local_experts=4, interleave_moe_layer_step=2, no_rope_layer_interval=3, attention_chunk_size=32,
                         floor_scale=8, attn_scale=0.5),
     "cohere2_moe": dict(**WIDE, sliding_window=9, first_k_dense_replace=1, num_experts=4, num_experts_per_tok=2, num_shared_experts=1), "starcoder2": dict(sliding_window=9),
@@ -175,9 +176,9 @@ TARGETS = {
     "granitemoehybrid experts": ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj"],
     "llama4_text": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "afmoe": ["q_proj", "k_proj", "v_proj", "o_proj"], "olmoe clipped": ["q_proj", "k_proj", "v_proj", "o_proj"],
-} | dict.fromkeys(["cohere2_moe", "sarvam_moe", "granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
+} | dict.fromkeys(["phimoe", "cohere2_moe", "sarvam_moe", "granitemoe_swa", "hy_v3", "flex_olmo", "exaone_moe", "mellum", "glm4_moe", "dots1", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open"],
                   ["q_proj", "k_proj", "v_proj", "o_proj"])
-EXPERTS = {"llama4_text", "cohere2_moe", "olmoe clipped", "sarvam_mla", "sarvam_moe", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
+EXPERTS = {"phimoe", "llama4_text", "cohere2_moe", "olmoe clipped", "sarvam_mla", "sarvam_moe", "granitemoe_swa", "hy_v3", "axk1", "flex_olmo", "afmoe", "gemma4_text experts", "granitemoehybrid experts", "nemotron_h experts", "lfm2_moe", "exaone_moe", "mellum", "glm4v_moe", "granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "gpt_oss", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"}
 MESHES = {
     "one rank": ["--nproc-per-node", 1, "--batch-size", 4],
     "fsdp, accumulation, recomputation": ["--nproc-per-node", 2, "--batch-size", 1, "--grad-accum", 2, "--activation-checkpoint"],
@@ -185,6 +186,8 @@ MESHES = {
     "tp 2": ["--nproc-per-node", 2, "--batch-size", 4, "--tp-size", 2],
     "ring 2": ["--nproc-per-node", 2, "--batch-size", 4, "--ring-attn-size", 2],
 }
+# In training, its routers draw experts that are nearly as good as the best at random; without, they are those of evaluation.
+NOISY = "phimoe"
 # What a family's layers cannot do yet, which must be refused by name.
 REFUSED = {"tp 2": ["granitemoehybrid experts"], "ring 2": ["falcon_h1", "bamba", "nemotron_h", "nemotron_h experts", "granitemoehybrid mamba", "granitemoehybrid experts","qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm3", "lfm2_moe", "lfm2_vl", "lfm3_vl", "minicpmv4_6", "minicpm_ocr", "minicpmv4_7"]}
 
@@ -205,7 +208,7 @@ def loaded(name, directory, adapter=None):
 
 def trained(model, rows):
     """Losses, norms and the model after training in PyTorch."""
-    model.train()
+    model.train(NOISY != model.config.model_type)
     learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learns, lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     losses, norms = [], []

@@ -16,6 +16,7 @@ mod lists; // of layers
 mod llama4; // experts with weighted inputs
 mod mamba; // Mamba 2
 mod nemotron_h; // blocks of one branch
+mod phimoe; // experts chosen one after the other
 mod kin; // model types that differ in names of keys
 mod read;
 mod rotary;
@@ -217,6 +218,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         Arch::Gemma4 | Arch::NanoChat => json!({"final_logit_softcapping": cap(spec.logit_cap)}),
         Arch::SmolLm3 => json!({"no_rope_layers": lists::rotated(spec)}),
         Arch::Llama4 => llama4::json(spec),
+        Arch::PhiMoe => phimoe::json(spec, &mut map),
         Arch::Granite | Arch::GraniteMoe | Arch::GraniteMoeShared => granite::json(spec),
         Arch::HyperClovaX => {
             let mut map = granite::json(spec);
@@ -325,7 +327,8 @@ fn windows(spec: &Spec, window: WindowKeys) -> Value {
         WindowKeys::Given(_) => json!({"sliding_window": size}),
         WindowKeys::Switched(_) => json!({"use_sliding_window": !spec.windowed.is_empty(), "sliding_window": size}),
     };
-    let alike = [Arch::Mistral, Arch::Ministral3, Arch::Mixtral, Arch::Phi3, Arch::Starcoder2].contains(&spec.arch);
+    let alike = [Arch::Mistral, Arch::Ministral3, Arch::Mixtral, Arch::Phi3, Arch::Starcoder2, Arch::PhiMoe];
+    let alike = alike.contains(&spec.arch);
     if !alike && !matches!(window, WindowKeys::Never | WindowKeys::Unclear) {
         map["layer_types"] = json!(layer_types);
     }

@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn only_layers_after_the_last_of_a_model_that_may_have_some_predict_later_tokens() {
-        let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 1.0 };
+        let rule = RouteRule { sigmoid: true, biased: true, ..RouteRule::PLAIN };
         let with = |rule| Spec { layers: 47, experts: Some(Experts { rule, ..Experts::default() }), ..Spec::default() };
         let later = "model.layers.47.eh_proj.weight";
         assert!(predicts_later_tokens(later, &with(Some(rule))));

@@ -179,6 +179,8 @@ pub enum Arch {
     CodeGen,
     /// Llama with adjacent rotary pairs, norms without weights after rotations, and experts with weighted inputs.
     Llama4,
+    /// Mixtral with LayerNorm, biases, and experts chosen one after the other.
+    PhiMoe,
     /// LayerNorm, learned positions, GELU, biases (`GPT2LMHeadModel`).
     Gpt,
 }

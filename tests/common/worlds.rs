@@ -205,7 +205,7 @@ pub fn falcon_h1(base: Spec, of_mamba: [usize; 2]) -> Spec {
 /// Blocks of one branch each: Mamba, experts of two matrices, attention, two matrices.
 pub fn nemotron_h() -> Spec {
     use Branch::{FeedForward, Mixer};
-    let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 2.5 };
+    let rule = RouteRule { sigmoid: true, biased: true, scale: 2.5, ..RouteRule::PLAIN };
     let experts = Experts { dense: vec![3], rule: Some(rule), ..sparse().experts.expect("experts") };
     Spec {
         arch: Arch::NemotronH,
@@ -246,7 +246,7 @@ pub fn gpt_oss(sizes: Spec) -> Spec {
 
 /// A DeepSeek V3 of the sizes of `sizes`: values are narrower than keys, and experts are in groups.
 pub fn deepseek(sizes: Spec) -> Spec {
-    let rule = RouteRule { sigmoid: true, biased: true, groups: 4, top_groups: 2, scale: 2.5 };
+    let rule = RouteRule { sigmoid: true, biased: true, groups: 4, top_groups: 2, scale: 2.5, ..RouteRule::PLAIN };
     let experts = Experts {
         count: 8,
         top_k: 3,
@@ -272,7 +272,7 @@ pub fn deepseek(sizes: Spec) -> Spec {
 
 /// A Llama 4 of the sizes of `sizes`: the first block is dense, and the second has no rotary positions.
 pub fn llama4(sizes: Spec) -> Spec {
-    let rule = RouteRule { sigmoid: true, biased: false, groups: 1, top_groups: 1, scale: 1.0 };
+    let rule = RouteRule { sigmoid: true, ..RouteRule::PLAIN };
     let experts = Experts {
         count: 7,
         top_k: 1,
@@ -291,6 +291,22 @@ pub fn llama4(sizes: Spec) -> Spec {
         qk_norm: true,
         norm_after_rope: true,
         bare_head_norms: true,
+        experts: Some(experts),
+        ..sizes
+    }
+}
+
+/// A Phi 3.5 MoE of the sizes of `sizes`: some tokens have several experts nearly as good as the best.
+pub fn phimoe(sizes: Spec) -> Spec {
+    let rule = RouteRule { mixer: Some(0.8), ..RouteRule::PLAIN };
+    let experts = Experts { count: 7, top_k: 2, ff: 14, rule: Some(rule), ..Experts::default() };
+    Spec {
+        arch: Arch::PhiMoe,
+        layer_norm: true,
+        norm_bias: true,
+        qkv_bias: true,
+        out_bias: true,
+        head_bias: true,
         experts: Some(experts),
         ..sizes
     }

@@ -110,14 +110,14 @@ fn a_ring_of_ulysses_groups_shares_experts() {
     check_mesh(&spec, MeshSizes { sp: 4, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
 }
 
-/// Sinks and biases of experts; latents and experts in groups; experts next to attention; weighted inputs: on ranks
-/// that share sequences by heads and by tokens, columns, and experts.
+/// Sinks and biases of experts; latents and experts in groups; experts next to attention; weighted inputs; choices one
+/// after the other: on ranks that share sequences by heads and by tokens, columns, and experts.
 #[test]
 fn experts_of_other_families_on_ranks_equal_one_rank() {
     let sizes = Spec { heads: 4, kv_heads: 4, layers: 2, ..spec() };
     let experts = sizes.experts.clone().map(|e| Experts { averaged: true, ..e });
     let cohere = Spec { arch: Arch::Cohere2Moe, parallel: true, layer_norm: true, experts, ..sizes.clone() };
-    for spec in [gpt_oss(sizes.clone()), llama4(sizes.clone()), deepseek(sizes), cohere] {
+    for spec in [gpt_oss(sizes.clone()), llama4(sizes.clone()), phimoe(sizes.clone()), deepseek(sizes), cohere] {
         check_mesh(&spec, MeshSizes { sp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ring);
         check_mesh(&spec, MeshSizes { sp: 2, tp: 2, ep: 2, ..MeshSizes::sharded(2) }, SpImpl::Ulysses);
     }

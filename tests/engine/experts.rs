@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-const FAMILIES: [&str; 33] = [
+const FAMILIES: [&str; 34] = [
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -59,6 +59,7 @@ const FAMILIES: [&str; 33] = [
     "cohere2_moe",
     "cohere2_moe_normed",
     "llama4_text",
+    "phimoe",
 ];
 const TOLERANCE: f64 = 1e-5;
 
@@ -85,7 +86,7 @@ fn logits_losses_and_gradients_match_transformers() {
                 assert_eq!(weight.len(), segment.len(), "{}", segment.name);
                 weight[i]
             });
-            let docs = Docs::new(&dev, &tokens, targets, &lengths);
+            let docs = Docs::new(&dev, &tokens, targets, &lengths).turned(&dev, &spec);
             let options = WorkspaceOptions { tokens: tokens.len(), dtype: DType::F32, checkpoint, train: true };
             let mut ws = decoder.workspace(&dev, &groups(), &options).unwrap();
             let told = Told::new(&dev, (1.0 / counted) as f32).aux(&dev, number("factor") as f32);

@@ -223,6 +223,10 @@ fn few(spec: Spec) -> Spec {
 fn llama4() -> Spec {
     few(crate::common::llama4(Spec { layers: 2, ..llama() }))
 }
+/// Experts chosen one after the other, and a bias of the head.
+fn phimoe() -> Spec {
+    few(crate::common::phimoe(Spec { layers: 2, ..llama() }))
+}
 /// Latent attention, and experts chosen by scores.
 fn deepseek() -> Spec {
     crate::common::deepseek(Spec { layers: 2, ..llama() })
@@ -230,7 +234,7 @@ fn deepseek() -> Spec {
 /// Blocks of one branch each: Mamba, experts of two matrices, attention, two matrices.
 fn nemotron_h() -> Spec {
     use Branch::{FeedForward, Mixer};
-    let rule = RouteRule { sigmoid: true, biased: true, groups: 1, top_groups: 1, scale: 2.5 };
+    let rule = RouteRule { sigmoid: true, biased: true, scale: 2.5, ..RouteRule::PLAIN };
     let experts = Experts { dense: vec![3], rule: Some(rule), ..mixture().experts.unwrap() };
     Spec {
         arch: Arch::NemotronH,
@@ -474,7 +478,7 @@ fn inputs_of_layers_are_the_same_on_all_ranks() {
 #[test]
 fn experts_are_sharded_by_columns() {
     let (attention, mlp) = (Cuts { attention: false, ..Cuts::ALL }, Cuts { mlp: false, ..Cuts::ALL });
-    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h(), cohere2_moe(), llama4()];
+    let whole = [mixture(), gpt_oss(), deepseek(), gemma4_experts(), nemotron_h(), cohere2_moe(), llama4(), phimoe()];
     for (spec, all) in whole.into_iter().map(|spec| (spec, Cuts::ALL)).chain([(olmoe(), attention)]) {
         let run = Run::alone(spec);
         let alone = made(&run);

@@ -109,12 +109,16 @@ CASES = {
                                num_experts_per_tok=2, num_shared_experts=1, shared_expert_combination_strategy="sum", expert_selection_fn="sigmoid",
                                norm_topk_prob=False, logit_scale=0.25, rope_parameters=dict(rope_type="default", rope_theta=100.0)),
     # Inputs of experts are weighted; heads are normalized after their rotation, and in the third layer neither: there queries grow.
+    # Experts are chosen one after the other; many are nearly as good as the best. No document is longer than before scaling.
+    "phimoe": dict(num_local_experts=5, router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True, original_max_position_embeddings=20,
+                   rope_parameters=dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.5, 1.0, 2.0], long_factor=[2.0, 5.0, 9.0], short_mscale=1.2,
+                                        long_mscale=1.4, original_max_position_embeddings=20)),
     "llama4_text": dict(head_dim=10, num_hidden_layers=4, intermediate_size=14, intermediate_size_mlp=22, num_local_experts=5, interleave_moe_layer_step=2,
                         no_rope_layer_interval=3, attention_chunk_size=20, floor_scale=4, attn_scale=0.5,
                         rope_parameters=dict(rope_type="default", rope_theta=100.0)),
 }
 # Chosen by scores: transformers has no load-balancing loss of them.
-SCORED = {"llama4_text", "cohere2_moe", "cohere2_moe_normed", "sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
+SCORED = {"phimoe", "llama4_text", "cohere2_moe", "cohere2_moe_normed", "sarvam_moe", "hy_v3", "axk1", "afmoe", "nemotron_h", "exaone_moe", "lfm2_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "solar_open", "deepseek_v3", "deepseek_v2", "glm4_moe_lite", "glm4_moe", "glm4_moe_normed", "dots1"}
 
 
 def biases(model):
@@ -125,11 +129,11 @@ def biases(model):
 
 def per_expert(model_type, tensors):
     """The tensors as in files: transformers 5 holds those of all experts together."""
-    mixtral, result = model_type in ("mixtral", "minimax_m2"), {}
+    mixtral, result = model_type in ("mixtral", "minimax_m2", "phimoe"), {}
     gate, up, down = ("w1", "w3", "w2") if mixtral or model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
     for name, tensor in tensors.items():
         if mixtral:
-            name = name.replace(".mlp.", ".block_sparse_moe.")
+            name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
         if model_type == "gpt_oss" and ".experts." in name:
             result |= {f"{name}[{e}]": of_expert.contiguous() for e, of_expert in enumerate(tensor)}
             continue

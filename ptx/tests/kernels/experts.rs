@@ -37,7 +37,7 @@ fn routing() -> Vec<Case> {
     let added = |n| InOut(F64, vec![1.0; n]);
     let load = vec![positive(probs), offsets, added(EXPERTS), added(EXPERTS), int(TOKENS), int(EXPERTS)];
     // Sigmoids, eight groups of which a token uses three, and a factor of the weights.
-    let rule = || vec![int(1), int(8), int(3), real(2.5)];
+    let rule = || vec![int(1), int(8), int(3), real(2.5), real(-1.0)];
     let by = |bias| [vec![InOut(F32, normal(1, probs)), Out(U32, ROWS), Out(F32, ROWS)], sizes(), vec![bias], rule()];
     let scored = |(dtype, name): (DType, &str)| {
         let slots = by(In(dtype, normal(6, EXPERTS))).concat_slots();
@@ -62,7 +62,7 @@ fn routing() -> Vec<Case> {
         case(
             shape,
             8 * probs + 12 * ROWS,
-            job("route_backward", 3, 256, [given, sizes(), vec![int(1), real(2.5)]].concat_slots()),
+            job("route_backward", 3, 256, [given, sizes(), vec![int(1), real(2.5), real(-1.0)]].concat_slots()),
         ),
         case(shape, 4 * probs + 36 * EXPERTS, job("route_load", 2, 1024, load)),
         case(

@@ -80,7 +80,7 @@ pub fn experts(keys: &ConfigKeys, layers: usize) -> Result<Experts> {
         // A softmax over the chosen ones.
         normalize: keys.flag("norm_topk_prob")?.unwrap_or(true) || !sigmoid,
         dense: dense.unwrap_or_else(|| (0..first).collect()),
-        rule: Some(RouteRule { sigmoid, biased: false, groups: 1, top_groups: 1, scale: 1.0 }),
+        rule: Some(RouteRule { sigmoid, ..RouteRule::PLAIN }),
         ..Experts::default()
     })
 }

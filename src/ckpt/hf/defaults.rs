@@ -412,6 +412,13 @@ impl Defaults {
                 pairs: RotaryPairs::Adjacent,
                 ..BIASED
             },
+            Arch::PhiMoe => Defaults {
+                kv_heads: Some(8),
+                eps: ("rms_norm_eps", 1e-5),
+                theta: 1_000_000.0,
+                window: WindowKeys::Given(None),
+                ..BIASED
+            },
             Arch::Gpt => PLAIN,
         }
     }

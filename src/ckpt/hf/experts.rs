@@ -2,7 +2,7 @@
 use super::granite;
 use super::keys::{ConfigKeys, decimal, object};
 use super::lists::{dense_layers, listed_dense, types};
-use super::{cohere, gemma, lfm2, llama4, nemotron_h, scored};
+use super::{cohere, gemma, lfm2, llama4, nemotron_h, phimoe, scored};
 use crate::base::{Error, Result};
 use crate::device::ops::GluClamp;
 use crate::nn::{Arch, Experts, Spec};
@@ -200,6 +200,7 @@ pub fn read(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result<O
         Arch::Lfm2Moe => lfm2::experts(keys, layers).map(Some),
         Arch::Cohere2Moe => cohere::experts(keys, layers).map(Some),
         Arch::Llama4 => llama4::experts(keys, layers).map(Some),
+        Arch::PhiMoe => phimoe::experts(keys, ff).map(Some),
         Arch::NemotronH => nemotron_h::experts(keys),
         Arch::Gemma4 => gemma::experts(keys),
         _ => scored::biased(keys, arch, layers, ff),
@@ -211,6 +212,7 @@ pub fn json(spec: &Spec) -> Option<Value> {
     let experts = spec.experts.as_ref()?;
     match (ExpertKeys::of(spec.arch), &experts.rule) {
         _ if spec.arch == Arch::Llama4 => Some(llama4::experts_json(spec, experts)),
+        (None, Some(rule)) if spec.arch == Arch::PhiMoe => Some(phimoe::experts_json(experts, rule)),
         (Some(of), _) => Some(of.json(experts, spec.layers)),
         (None, Some(rule)) if spec.arch == Arch::NemotronH => Some(nemotron_h::experts_json(experts, rule)),
         (None, Some(rule)) if spec.arch == Arch::Cohere2Moe => Some(cohere::experts_json(spec, experts, rule)),

@@ -98,7 +98,7 @@ pub fn experts(keys: &ConfigKeys, layers: usize) -> Result<Experts> {
         ff: keys.size("moe_intermediate_size", "ff_hidden_dim")?.unwrap_or(1792),
         normalize: keys.flag("norm_topk_prob")?.unwrap_or(true),
         dense: (0..keys.whole("num_dense_layers")?.unwrap_or(2).min(layers)).collect(),
-        rule: Some(RouteRule { sigmoid: true, biased, groups: 1, top_groups: 1, scale }),
+        rule: Some(RouteRule { sigmoid: true, biased, scale, ..RouteRule::PLAIN }),
         ..Experts::default()
     })
 }

@@ -48,7 +48,7 @@ pub fn experts(keys: &ConfigKeys, layers: usize) -> Result<Experts> {
         ff,
         shared_ff: ff,
         dense: (0..layers).filter(|i| !is_sparse(i)).collect(),
-        rule: Some(RouteRule { sigmoid: true, biased: false, groups: 1, top_groups: 1, scale: 1.0 }),
+        rule: Some(RouteRule { sigmoid: true, ..RouteRule::PLAIN }),
         weighs_inputs: true,
         ..Experts::default()
     })

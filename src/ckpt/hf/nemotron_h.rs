@@ -118,6 +118,7 @@ pub fn experts(keys: &ConfigKeys) -> Result<Option<Experts>> {
             groups: size("n_group", 1)?,
             top_groups: size("topk_group", 1)?,
             scale: keys.positive("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+            mixer: None,
         }),
         ..Experts::default()
     }))

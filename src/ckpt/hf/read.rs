@@ -14,6 +14,7 @@ use super::lfm2;
 use super::lists::{listed, rotated_layers};
 use super::llama4;
 use super::nemotron_h;
+use super::phimoe;
 use super::rotary::{query_growth, rotaries};
 use super::scored;
 use super::tower;
@@ -346,6 +347,7 @@ fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         Arch::Gemma4 => gemma::special(keys, spec)?,
         Arch::SmolLm3 => Spec { rotated: rotated_layers(keys, spec.layers)?, ..spec },
         Arch::Llama4 => llama4::special(keys, spec)?,
+        Arch::PhiMoe => phimoe::special(keys, spec)?,
         Arch::NanoChat => {
             let logit_cap = cap("final_logit_softcapping", 15.0)?;
             let spec = Spec { bare_norms: true, embed_norm: true, logit_cap, ..spec };

@@ -53,6 +53,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         head_dim: sizes.1,
         proportional: class.is_some(),
         whole: matches!(arch, Arch::Glm4MoeLite | Arch::Mellum),
+        sized: arch == Arch::PhiMoe,
     };
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
@@ -133,6 +134,8 @@ struct RotaryDefaults {
     proportional: bool,
     /// Whether the class may rotate a part of a head without a scaling, where we rotate all of it.
     whole: bool,
+    /// Whether the family says the size of cosines and sines of short documents, and of long ones.
+    sized: bool,
 }
 
 /// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
@@ -155,6 +158,10 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
     if keys.text(key)? == Some("default") {
         // As in transformers, which warns of it.
         keys.unused("factor");
+    }
+    if of.sized {
+        // Others need sizes too, in transformers, which none of the published models has.
+        keys.only(key, &["default", "longrope", "su"].map(Value::from))?;
     }
     let theta = keys.positive("rope_theta")?.unwrap_or(of.theta);
     keys.get("type");
@@ -244,12 +251,15 @@ fn long(keys: &ConfigKeys, original: usize, of: &RotaryDefaults, part: f64) -> R
     };
     let factor = keys.positive("factor")?.unwrap_or(of.max_len as f64 / original as f64);
     let implied = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
-    Ok(Scaling::Long {
-        short: list("short_factor")?,
-        long: list("long_factor")?,
-        original,
-        attention: keys.positive("attention_factor")?.unwrap_or(implied),
-    })
+    let attention = match of.sized {
+        // That of long documents is not used: there are none ([`super::phimoe`]).
+        true => {
+            keys.known(["attention_factor", "long_mscale"]);
+            keys.need("short_mscale", ConfigKeys::positive)?
+        }
+        false => keys.positive("attention_factor")?.unwrap_or(implied),
+    };
+    Ok(Scaling::Long { short: list("short_factor")?, long: list("long_factor")?, original, attention })
 }
 
 fn yarn(keys: &ConfigKeys, original: usize, max_len: usize) -> Result<Scaling> {

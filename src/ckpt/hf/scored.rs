@@ -167,6 +167,7 @@ impl ScoredExperts {
                 groups: if grouped { groups } else { 1 },
                 top_groups: if grouped { top_groups } else { 1 },
                 scale: keys.positive("routed_scaling_factor")?.unwrap_or(self.scale) as f32,
+                mixer: None,
             }),
             ..Experts::default()
         })
@@ -202,7 +203,7 @@ pub fn biased(keys: &ConfigKeys, arch: Arch, layers: usize, ff: usize) -> Result
     // There is no load-balancing loss of them here.
     keys.only("output_router_logits", &[json!(false)])?;
     keys.known(["router_aux_loss_coef"]);
-    let rule = RouteRule { sigmoid, biased: true, groups: 1, top_groups: 1, scale: 1.0 };
+    let rule = RouteRule { sigmoid, biased: true, ..RouteRule::PLAIN };
     let experts = Experts { normalize: true, rule: Some(rule), ..Experts::default() };
     if arch == Arch::MiniMaxM2 {
         keys.only("router_jitter_noise", &[json!(0), json!(0.0)])?;

@@ -242,7 +242,7 @@ fn keys_that_a_class_rotates_by_are_honored_or_refused() {
 /// A Llama, with what the configs of some families cannot leave out.
 fn sized(arch: Arch) -> Spec {
     let is_v2 = arch == Arch::DeepseekV2;
-    let rule = RouteRule { sigmoid: !is_v2, biased: !is_v2, groups: 1, top_groups: 1, scale: 1.0 };
+    let rule = RouteRule { sigmoid: !is_v2, biased: !is_v2, ..RouteRule::PLAIN };
     let experts = Some(Experts { count: 6, top_k: 2, ff: 8, rule: Some(rule), ..Experts::default() });
     let scored = Spec { experts, ..llama() };
     let latent = Latent { q_rank: 8, kv_rank: 8, nope: 4, rope: 4, value: 8 };

@@ -35,10 +35,10 @@ fn top(probs: &[f32], chosen: &mut [u32]) {
 
 pub fn route(op: Route) -> Result<()> {
     op.check()?;
-    routed(op, |probs, chosen| {
+    routed(op, |probs, chosen, _| {
         softmax(probs);
         top(probs, chosen);
-        1.0
+        Some(1.0)
     })
 }
 
@@ -47,12 +47,22 @@ pub fn route(op: Route) -> Result<()> {
 pub fn route_scored<T: Float>(op: RouteScored, scratch: &mut [f32]) -> Result<()> {
     const OP: &str = RouteScored::OP;
     op.check()?;
-    let RouteScored { rule: RouteRule { sigmoid: by_sigmoid, groups, top_groups, scale, .. }, bias, route } = op;
+    let RouteScored { rule: RouteRule { sigmoid: by_sigmoid, groups, top_groups, scale, mixer, .. }, bias, route } = op;
+    if let Some(near) = mixer {
+        return routed(route, |logits, chosen, weights| {
+            top(logits, chosen);
+            for (k, weight) in weights.iter_mut().enumerate() {
+                let best = logits[chosen[k] as usize];
+                *weight = 1.0 / left(logits, chosen, k, near).map(|e| exp(logits[e] - best)).sum::<f32>();
+            }
+            None
+        });
+    }
     let bias = bias.map(|bias| bias.host::<T>(OP)).transpose()?;
     let each = route.shape.experts / groups;
     let (choice, rest) = scratch.split_at_mut(route.shape.experts);
     let (best, left) = rest.split_at_mut(groups);
-    routed(route, |probs, chosen| {
+    routed(route, |probs, chosen, _| {
         match by_sigmoid {
             true => probs.iter_mut().for_each(|x| *x = sigmoid(*x).0),
             false => softmax(probs),
@@ -81,13 +91,20 @@ pub fn route_scored<T: Float>(op: RouteScored, scratch: &mut [f32]) -> Result<()
             }
         }
         top(choice, chosen);
-        scale
+        Some(scale)
     })
 }
 
+/// The experts from which choice `k` of a token is drawn, by [`RouteRule::mixer`].
+fn left<'a>(logits: &'a [f32], chosen: &'a [u32], k: usize, near: f32) -> impl Iterator<Item = usize> + 'a {
+    let best = logits[chosen[k] as usize];
+    let is_far = move |e: usize| (best - logits[e]) / logits[e].abs().max(best) > near;
+    (0..logits.len()).filter(move |&e| !chosen[..k].contains(&(e as u32)) && !is_far(e))
+}
+
 /// Assigns the results of [`Route`]. `choose` turns a token's logits into scores and chooses its experts; it returns
-/// the factor of its weights.
-fn routed(op: Route, mut choose: impl FnMut(&mut [f32], &mut [u32]) -> f32) -> Result<()> {
+/// the factor of its weights, unless it assigned them.
+fn routed(op: Route, mut choose: impl FnMut(&mut [f32], &mut [u32], &mut [f32]) -> Option<f32>) -> Result<()> {
     const OP: &str = Route::OP;
     let RouteShape { experts, top_k, normalize } = op.shape;
     let (probs, chosen, weights) = (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
@@ -95,7 +112,7 @@ fn routed(op: Route, mut choose: impl FnMut(&mut [f32], &mut [u32]) -> f32) -> R
     let tokens =
         probs.chunks_exact_mut(experts).zip(chosen.chunks_exact_mut(top_k)).zip(weights.chunks_exact_mut(top_k));
     for ((probs, chosen), weights) in tokens {
-        let scale = choose(probs, chosen);
+        let Some(scale) = choose(probs, chosen, weights) else { continue };
         weights.iter_mut().zip(&*chosen).for_each(|(w, &e)| *w = probs[e as usize]);
         if normalize {
             let all: f32 = weights.iter().sum();
@@ -140,13 +157,36 @@ pub fn route_backward(op: RouteBackward) -> Result<()> {
 /// Like [`route_backward`], with the weights' factor; with sigmoids, dlogit = p (1 - p) dp.
 pub fn route_scored_backward(op: RouteScoredBackward) -> Result<()> {
     op.check()?;
-    let RouteScoredBackward { rule: RouteRule { sigmoid, scale, .. }, route } = op;
+    let RouteScoredBackward { rule: RouteRule { sigmoid, scale, mixer, .. }, route } = op;
+    if let Some(near) = mixer {
+        return mixed_backward(route, near);
+    }
     rows_backward(route, scale, |probs, dlogits| {
         let dot: f32 = if sigmoid { 0.0 } else { probs.iter().zip(&*dlogits).map(|(p, d)| p * d).sum() };
         for (d, p) in dlogits.iter_mut().zip(probs) {
             *d = if sigmoid { p * (1.0 - p) * *d } else { p * (*d - dot) };
         }
     })
+}
+
+/// With choices k of weights w, and p the softmax of each choice: dlogit = sum over k of dw w ([it is chosen] - p).
+fn mixed_backward(op: RouteBackward, near: f32) -> Result<()> {
+    const OP: &str = RouteBackward::OP;
+    let RouteShape { experts, top_k, .. } = op.shape;
+    let (logits, chosen, weights) =
+        (op.probs.host::<f32>(OP)?, op.chosen.host::<u32>(OP)?, op.weights.host::<f32>(OP)?);
+    let (dweights, dlogits) = (op.dweights.host::<f32>(OP)?, op.dlogits.host::<f32>(OP)?);
+    for (n, (logits, dlogits)) in logits.chunks_exact(experts).zip(dlogits.chunks_exact_mut(experts)).enumerate() {
+        let of = n * top_k..(n + 1) * top_k;
+        let (chosen, weights, dweights) = (&chosen[of.clone()], &weights[of.clone()], &dweights[of]);
+        dlogits.fill(0.0);
+        for (k, (w, dw)) in weights.iter().zip(dweights).enumerate() {
+            let (d, best) = (w * dw, chosen[k] as usize);
+            dlogits[best] += d;
+            left(logits, chosen, k, near).for_each(|e| dlogits[e] -= d * w * exp(logits[e] - logits[best]));
+        }
+    }
+    Ok(())
 }
 
 /// Assigns dp, and what `to_logits` makes of it, row by row, for weights with a factor.

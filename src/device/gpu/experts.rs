@@ -14,12 +14,9 @@ use flatshard_ptx::kernels::experts::{GroupedKernel, hopper_grouped, plain_group
 /// Maximum threads per CTA.
 const MOST: usize = 1024;
 
-/// The rule of routers without one of their own.
-const PLAIN: RouteRule = RouteRule { sigmoid: false, biased: false, groups: 1, top_groups: 1, scale: 1.0 };
-
 pub fn route(gpu: &GpuDevice, op: Route) -> Result<()> {
     let n = op.check()?;
-    routed(gpu, Route::OP, n, (PLAIN, None), op)
+    routed(gpu, Route::OP, n, (RouteRule::PLAIN, None), op)
 }
 pub fn route_scored(gpu: &GpuDevice, op: RouteScored) -> Result<()> {
     const OP: &str = RouteScored::OP;
@@ -43,8 +40,9 @@ fn routed(
     let [tokens, of, choices, normal] = sizes;
     let [sigmoid, groups, top_groups] = [rule.sigmoid.into(), rule.groups, rule.top_groups].map(int);
     let (probs, to_weights, bias) = (Arg::InOut(probs), Arg::Out(weights), bias.map_or(Arg::Null, Arg::In));
-    let scale = Arg::F32(rule.scale);
-    let args = &mut [probs, to, to_weights, tokens, of, choices, normal, bias, sigmoid, groups, top_groups, scale];
+    let (scale, near) = (Arg::F32(rule.scale), near(rule));
+    let args =
+        &mut [probs, to, to_weights, tokens, of, choices, normal, bias, sigmoid, groups, top_groups, scale, near];
     gpu.launch(variant, Route::OP, n.div_ceil(WARPS), args)?;
     let (rows, chosen) = (n * top_k, Arg::In(chosen.as_view()));
     // Four loads per lane, unless there are more than 32 warps' worth.
@@ -55,11 +53,15 @@ fn routed(
 
 pub fn route_backward(gpu: &GpuDevice, op: RouteBackward) -> Result<()> {
     let n = op.check()?;
-    routed_backward(gpu, n, PLAIN, op)
+    routed_backward(gpu, n, RouteRule::PLAIN, op)
 }
 pub fn route_scored_backward(gpu: &GpuDevice, op: RouteScoredBackward) -> Result<()> {
     let n = op.check()?;
     routed_backward(gpu, n, op.rule, op.route)
+}
+/// What kernels get of [`RouteRule::mixer`]: a number below 0 without one.
+fn near(rule: RouteRule) -> Arg<'static> {
+    Arg::F32(rule.mixer.unwrap_or(-1.0))
 }
 fn routed_backward(gpu: &GpuDevice, n: usize, rule: RouteRule, op: RouteBackward) -> Result<()> {
     const OP: &str = RouteBackward::OP;
@@ -67,8 +69,9 @@ fn routed_backward(gpu: &GpuDevice, n: usize, rule: RouteRule, op: RouteBackward
     let [probs, chosen, weights, dweights, balance] =
         [op.probs, op.chosen, op.weights, op.dweights, op.balance].map(Arg::In);
     let [tokens, of, choices, normal, sigmoid] = [n, experts, top_k, normalize.into(), rule.sigmoid.into()].map(int);
-    let (dlogits, scale) = (Arg::Out(op.dlogits), Arg::F32(rule.scale));
-    let args = &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal, sigmoid, scale];
+    let (dlogits, scale, near) = (Arg::Out(op.dlogits), Arg::F32(rule.scale), near(rule));
+    let args =
+        &mut [probs, chosen, weights, dweights, balance, dlogits, tokens, of, choices, normal, sigmoid, scale, near];
     gpu.launch(OP, OP, n.div_ceil(WARPS), args)
 }
 

@@ -19,9 +19,16 @@ pub struct RouteRule {
     pub top_groups: usize,
     /// A token's weights are multiplied by this.
     pub scale: f32,
+    /// A token's experts are chosen by their logits, each with a weight of its own: its softmax among those that no
+    /// earlier choice took and that are nearly as good, by up to this part of the larger logit's size (Liu et al. 2024,
+    /// "GRIN: GRadient-INformed MoE"). Scores stay logits, and have no gradient of a load-balancing loss.
+    pub mixer: Option<f32>,
 }
 
 impl RouteRule {
+    /// Probabilities, and nothing else.
+    pub const PLAIN: RouteRule =
+        RouteRule { sigmoid: false, biased: false, groups: 1, top_groups: 1, scale: 1.0, mixer: None };
     /// Groups at most, of which a GPU's warp keeps one in each lane.
     pub const GROUPS: usize = 32;
 
@@ -29,7 +36,9 @@ impl RouteRule {
         let &RouteRule { sigmoid, groups, top_groups, .. } = self;
         let each = shape.experts.checked_div(groups).unwrap_or(0);
         let groups_fit = groups <= Self::GROUPS && (1..=groups).contains(&top_groups);
-        let fits = each * groups == shape.experts && groups_fit;
+        let alone = RouteRule { mixer: self.mixer, ..Self::PLAIN };
+        let is_alone = self.mixer.is_none() || *self == alone && !shape.normalize;
+        let fits = each * groups == shape.experts && groups_fit && is_alone;
         match fits && shape.top_k <= top_groups * each && (groups == 1 || !sigmoid || each > 1) {
             true => Ok(()),
             false => Err(Error::op(op, format!("{shape:?} with {self:?}"))),

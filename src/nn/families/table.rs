@@ -428,6 +428,7 @@ families! {
     Axk1 "axk1" "axk1" "AXK1ForCausalLM" Some("AXK1ForSequenceClassification"), AXK1;
     CodeGen "codegen" "codegen" "CodeGenForCausalLM" None, CODEGEN;
     Llama4 "llama4" "llama4_text" "Llama4ForCausalLM" None, LLAMA4;
+    PhiMoe "phimoe" "phimoe" "PhimoeForCausalLM" Some("PhimoeForSequenceClassification"), MIXTRAL;
     Gpt "gpt" "gpt2" "GPT2LMHeadModel" Some("GPT2ForSequenceClassification"), GPT;
 }
 

@@ -45,8 +45,13 @@ fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
         spec.max_len = spec.max_len.max(max_len);
     }
     if max_len > spec.max_len {
-        let of_chunks = spec.arch == Arch::Llama4;
-        let why = if of_chunks { " (attention_chunk_size: attention in several chunks is not supported)" } else { "" };
+        let why = match (spec.arch, &spec.rope) {
+            (Arch::Llama4, _) => " (attention_chunk_size: attention in several chunks is not supported)",
+            (Arch::PhiMoe, Some(Rotary { scaling: Scaling::Long { .. }, .. })) => {
+                " (original_max_position_embeddings: its longrope is supported up to there)"
+            }
+            _ => "",
+        };
         return Err(Error::input(format!(
             "max_len {max_len} is longer than the model's max_positions {}{why}: reduce --max-len, or use a model with \
              more positions",

@@ -22,7 +22,7 @@ fn cases() -> impl Iterator<Item = (usize, RouteShape, RouteRule)> {
         [(false, false, true, 1.0), (true, true, true, 2.5), (true, false, false, 1.0), (false, true, false, 16.0)];
     ROUTES.iter().flat_map(move |&(n, experts, top_k, groups, top_groups)| {
         kinds.map(|(sigmoid, biased, normalize, scale)| {
-            let rule = RouteRule { sigmoid, biased, groups, top_groups, scale };
+            let rule = RouteRule { sigmoid, biased, groups, top_groups, scale, mixer: None };
             (n, RouteShape { experts, top_k, normalize }, rule)
         })
     })
@@ -226,6 +226,97 @@ fn scale_chosen_backward() {
             let (chosen, factors, weights) = (chosen.view(), factors.view(), weights.view());
             let (dy, dfactors) = (dy.view_mut(), Some(dfactors.view_mut()));
             dev.scale_chosen_backward(ScaleChosenBackward { chosen, factors, weights, dy, dfactors })
+        });
+    }
+}
+
+/// Rules by which each weight is a softmax among experts that are nearly as good, with ties, and with few or many of
+/// them.
+fn mixers() -> impl Iterator<Item = (usize, RouteShape, RouteRule)> {
+    ROUTES.into_iter().flat_map(|(n, experts, top_k, ..)| {
+        let shape = RouteShape { experts, top_k, normalize: false };
+        [0.02, 0.31].map(|near| (n, shape, RouteRule { mixer: Some(near), ..RouteRule::PLAIN }))
+    })
+}
+
+/// The softmax of each choice of a token: 0 for the experts of earlier choices, and for those that are not nearly as
+/// good.
+fn softmaxes<R: Real>(rule: RouteRule, row: &[f64], chosen: &[usize]) -> Vec<Vec<R>> {
+    let near = rule.mixer.unwrap() as f64;
+    let of = |k: usize| {
+        let best = row[chosen[k]];
+        let is_left = |e: usize| !chosen[..k].contains(&e) && !((best - row[e]) / row[e].abs().max(best) > near);
+        let all = (0..row.len()).map(|e| match is_left(e) {
+            true => (R::of(row[e]) - R::of(best)).exp(),
+            false => R::of(0.0),
+        });
+        let all: Vec<R> = all.collect();
+        let sum = all.iter().fold(R::of(0.0), |sum, &x| sum + x);
+        all.iter().map(|&x| x / sum).collect()
+    };
+    (0..chosen.len()).map(of).collect()
+}
+
+/// As [`routed`].
+fn mixed<R: Real>(shape: RouteShape, rule: RouteRule, logits: &[f64]) -> Outputs {
+    let (mut chosen, mut weights) = (vec![], vec![]);
+    for row in logits.chunks(shape.experts) {
+        let choice = largest(row, shape.top_k);
+        weights.extend(softmaxes::<R>(rule, row, &choice).iter().zip(&choice).map(|(p, &e)| p[e]));
+        chosen.extend(choice);
+    }
+    let [offsets, order, places] = sorted(&chosen, shape.experts);
+    let [chosen, offsets, order, places] = [&chosen, &offsets, &order, &places].map(|indices| floats(indices));
+    vec![logits.to_vec(), chosen, reference::f64s(&weights), offsets, order, places]
+}
+
+#[test]
+fn choices_are_mixed() {
+    for (n, shape, rule) in mixers() {
+        let (logits, rows) = (given(n, shape, rule)[0].clone(), n * shape.top_k);
+        let logits: Vec<f64> = logits.iter().enumerate().map(|(i, x)| if i % 5 == 0 { 0.0 - x } else { *x }).collect();
+        let operands = [
+            f32_out("probs", &logits),
+            u32_out("chosen", rows),
+            f32_out("weights", &vec![7.0; rows]),
+            u32_out("offsets", shape.experts + 1),
+            u32_out("order", rows),
+            u32_out("places", rows),
+        ];
+        let (exact, naive) = (mixed::<f64>(shape, rule, &logits), mixed::<f32>(shape, rule, &logits));
+        let label = format!("choices of {n} tokens, {shape:?} {rule:?}");
+        conform(&label, GRADIENT, &operands, exact.clone(), naive, &|dev, bufs| {
+            let [probs, chosen, weights, offsets, order, places] = bufs else { unreachable!() };
+            let route = Route {
+                shape,
+                probs: probs.view_mut(),
+                chosen: chosen.view_mut(),
+                weights: weights.view_mut(),
+                offsets: offsets.view_mut(),
+                order: order.view_mut(),
+                places: places.view_mut(),
+            };
+            dev.route_scored(RouteScored { rule, bias: None, route })
+        });
+        let (chosen, given, operands) = given_backward(n, shape, &exact);
+        let backward = |softmaxes: &dyn Fn(&[f64], &[usize]) -> Vec<Vec<f64>>| {
+            let tokens = logits.chunks(shape.experts).zip(chosen.chunks(shape.top_k)).enumerate();
+            let of = tokens.flat_map(|(n, (row, chosen))| {
+                let mut d = vec![0.0; row.len()];
+                for (k, p) in softmaxes(row, chosen).iter().enumerate() {
+                    let of = given[1][n * shape.top_k + k] * given[2][n * shape.top_k + k];
+                    d[chosen[k]] += of;
+                    d.iter_mut().zip(p).for_each(|(d, p)| *d -= of * p);
+                }
+                d
+            });
+            vec![of.collect::<Vec<f64>>()]
+        };
+        let a = backward(&|row, chosen| softmaxes::<f64>(rule, row, chosen));
+        let b =
+            backward(&|row, chosen| softmaxes::<f32>(rule, row, chosen).iter().map(|p| reference::f64s(p)).collect());
+        conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| {
+            dev.route_scored_backward(RouteScoredBackward { rule, route: of_backward(shape, bufs) })
         });
     }
 }
