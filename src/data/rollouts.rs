@@ -95,7 +95,11 @@ impl Recipe {
         let [ids_key, logprobs_key, reward_key] = SAMPLE_KEYS;
         let ids = self.ids(sample, ids_key)?;
         if ids.is_empty() {
-            return Err("has no ids: remove the sample".into());
+            return Err(
+                "has no ids: a text that ends at once has the id of its end, which some servers leave out. Add it with its \
+                 log-probability"
+                    .into(),
+            );
         }
         let reward = field(sample, reward_key)?;
         let number = finite(reward).map(|reward| reward as f32).filter(|reward| reward.is_finite());

@@ -52,8 +52,8 @@ pub fn windowed(keys: &ConfigKeys, layers: usize) -> Result<Vec<bool>> {
     let (first, all) = (prefix(keys, layers)?, listed(keys, layers, ["full_attention", "sliding_attention"])?);
     let every = [prefix_pattern(keys)?, keys.whole("sliding_window_pattern")?.unwrap_or(4)].map(|every| every.max(1));
     let has = |i: usize| match i.checked_sub(first) {
-        None => (i + 1) % every[0] != 0,
-        Some(i) => (i + 1) % every[1] != 0,
+        None => !(i + 1).is_multiple_of(every[0]),
+        Some(i) => !(i + 1).is_multiple_of(every[1]),
     };
     Ok(all.unwrap_or_else(|| (0..layers).map(has).collect()))
 }

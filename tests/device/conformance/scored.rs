@@ -245,7 +245,8 @@ fn softmaxes<R: Real>(rule: RouteRule, row: &[f64], chosen: &[usize]) -> Vec<Vec
     let near = rule.mixer.unwrap() as f64;
     let of = |k: usize| {
         let best = row[chosen[k]];
-        let is_left = |e: usize| !chosen[..k].contains(&e) && !((best - row[e]) / row[e].abs().max(best) > near);
+        let is_far = |e: usize| (best - row[e]) / row[e].abs().max(best) > near;
+        let is_left = |e: usize| !chosen[..k].contains(&e) && !is_far(e);
         let all = (0..row.len()).map(|e| match is_left(e) {
             true => (R::of(row[e]) - R::of(best)).exp(),
             false => R::of(0.0),
@@ -268,6 +269,28 @@ fn mixed<R: Real>(shape: RouteShape, rule: RouteRule, logits: &[f64]) -> Outputs
     let [offsets, order, places] = sorted(&chosen, shape.experts);
     let [chosen, offsets, order, places] = [&chosen, &offsets, &order, &places].map(|indices| floats(indices));
     vec![logits.to_vec(), chosen, reference::f64s(&weights), offsets, order, places]
+}
+
+/// dlogits, from the weights and their gradients.
+fn mixed_backward<R: Real>(
+    shape: RouteShape,
+    rule: RouteRule,
+    logits: &[f64],
+    chosen: &[usize],
+    [w, dw]: [&[f64]; 2],
+) -> Outputs {
+    let mut dlogits = vec![];
+    for (n, (row, chosen)) in logits.chunks(shape.experts).zip(chosen.chunks(shape.top_k)).enumerate() {
+        let mut d = vec![R::of(0.0); row.len()];
+        for (k, p) in softmaxes::<R>(rule, row, chosen).iter().enumerate() {
+            let at = n * shape.top_k + k;
+            let of = R::of(w[at]) * R::of(dw[at]);
+            d[chosen[k]] = d[chosen[k]] + of;
+            d.iter_mut().zip(p).for_each(|(d, &p)| *d = *d - of * p);
+        }
+        dlogits.extend(d);
+    }
+    vec![reference::f64s(&dlogits)]
 }
 
 #[test]
@@ -299,22 +322,9 @@ fn choices_are_mixed() {
             dev.route_scored(RouteScored { rule, bias: None, route })
         });
         let (chosen, given, operands) = given_backward(n, shape, &exact);
-        let backward = |softmaxes: &dyn Fn(&[f64], &[usize]) -> Vec<Vec<f64>>| {
-            let tokens = logits.chunks(shape.experts).zip(chosen.chunks(shape.top_k)).enumerate();
-            let of = tokens.flat_map(|(n, (row, chosen))| {
-                let mut d = vec![0.0; row.len()];
-                for (k, p) in softmaxes(row, chosen).iter().enumerate() {
-                    let of = given[1][n * shape.top_k + k] * given[2][n * shape.top_k + k];
-                    d[chosen[k]] += of;
-                    d.iter_mut().zip(p).for_each(|(d, p)| *d -= of * p);
-                }
-                d
-            });
-            vec![of.collect::<Vec<f64>>()]
-        };
-        let a = backward(&|row, chosen| softmaxes::<f64>(rule, row, chosen));
-        let b =
-            backward(&|row, chosen| softmaxes::<f32>(rule, row, chosen).iter().map(|p| reference::f64s(p)).collect());
+        let given = [&given[1][..], &given[2]];
+        let a = mixed_backward::<f64>(shape, rule, &logits, &chosen, given);
+        let b = mixed_backward::<f32>(shape, rule, &logits, &chosen, given);
         conform(&label, 4.0 * GRADIENT, &operands, a, b, &|dev, bufs| {
             dev.route_scored_backward(RouteScoredBackward { rule, route: of_backward(shape, bufs) })
         });
