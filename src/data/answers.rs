@@ -155,9 +155,9 @@ pub(super) fn begins(chat: &ChatTemplate, before: &Conversation, text: &str) -> 
     Ok(text.strip_prefix(&plain).map(|answer| plain.len() + header(added, answer)))
 }
 
-/// The length of the header of an answer: what it begins with as the generation prompt does, up to the last line or mark
-/// that both have whole. Behind it, the prompt may open a mark such as `<|channel>` where the answer has another, or say
-/// the first words of a thought.
+/// The length of the header of an answer: what it begins with as the generation prompt does, up to the last line or
+/// mark that both have whole. Behind it, the prompt may open a mark such as `<|channel>` where the answer has another,
+/// or say the first words of a thought.
 fn header(prompt: &str, answer: &str) -> usize {
     let differs = answer.char_indices().zip(prompt.chars()).find(|((_, a), b)| a != b);
     let same = &answer[..differs.map_or(answer.len().min(prompt.len()), |((at, _), _)| at)];

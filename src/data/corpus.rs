@@ -177,6 +177,7 @@ pub fn of_split(split: FolderSplit) -> Result<Vec<PathBuf>> {
     let (root, mut files, mut dangling) = (splits::absolute(split.folder)?, Vec::new(), Vec::new());
     walk(&root, &mut files, &mut dangling)?;
     none_dangles(&dangling)?;
+    files.retain(|file| !kind::is_leftover(&file.path));
     split.of(files.iter().map(|file| file.path.as_path()))
 }
 

@@ -52,7 +52,7 @@ pub(super) fn parts(files: &[RepoFile], path: &str) -> Vec<String> {
 /// none.
 pub(super) fn quantized(files: &[RepoFile], tag: &str) -> Result<String, String> {
     let lower = |text: &str| text.to_ascii_lowercase();
-    // Those of vision towers are no models.
+    // A vision tower is no model.
     let is_model = |path: &&str| lower(path).ends_with(".gguf") && !lower(path).contains("mmproj");
     let all: Vec<&str> = files.iter().map(|file| &file.path[..]).filter(is_model).collect();
     let (tag, part) = (lower(tag), |c: char| c.is_ascii_alphanumeric() || c == '_');

@@ -33,7 +33,7 @@ pub struct HubName {
     pub revision: Option<String>,
     /// A file or folder in the repository.
     pub path: Option<String>,
-    /// Of a data set; of a model, the quantization of its GGUF file, such as Q4_K_M.
+    /// The split of a data set, or the quantization of a model's GGUF file, such as Q4_K_M.
     pub split: Option<String>,
 }
 

@@ -114,6 +114,7 @@ fn configurations_of_a_directory_are_named_as_on_the_hub() {
         fs::create_dir_all(dir.path(&format!("set/data/{name}"))).unwrap();
         for split in ["train", "test"] {
             put(&dir, &format!("set/data/{name}/{split}.jsonl"), &[json!({"text": format!("{name} {split}")})]);
+            put(&dir, &format!("set/data/{name}/{split}.bak"), &[json!({"text": "a leftover"})]);
         }
     }
     fs::write(dir.path("set/README.md"), format!("---\nconfigs:\n{}{}---\n", config("all"), config("some"))).unwrap();

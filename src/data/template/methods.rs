@@ -237,7 +237,7 @@ fn titled(text: &str) -> String {
         let mut upper = c.to_uppercase();
         match c {
             _ if follows => out.extend(c.to_lowercase()),
-            // Of two letters in one character, only the first is in upper case.
+            // Two letters in one character: only the first is in upper case.
             '\u{1c4}'..='\u{1cc}' => out.extend(char::from_u32(u32::from(c) - (u32::from(c) - 0x1c4) % 3 + 1)),
             '\u{1f1}'..='\u{1f3}' => out.push('\u{1f2}'),
             _ => out.extend(upper.next().into_iter().chain(upper.flat_map(char::to_lowercase))),

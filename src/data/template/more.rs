@@ -3,7 +3,8 @@
 use super::budget::{PARTS, spend, too_much};
 use super::filters::escaped;
 use super::methods::padded;
-use super::order::compare;
+use super::operators;
+use super::order::{Key, compare, items, option};
 use super::python::{self, Sequence, SequenceKind, text, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
@@ -18,6 +19,15 @@ pub(super) fn install(env: &mut Environment) {
     env.add_function("cycler", |items: Rest<Value>| cycler(items.0));
     env.add_function("joiner", joiner);
     env.add_filter("truncate", truncate);
+    env.add_filter("sum", |state: &State, value: Value, args: Rest<Value>| {
+        let (attribute, start, named): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
+        let (attribute, start) = (option(attribute, &named, "attribute")?, option(start, &named, "start")?);
+        named.assert_all_used()?;
+        let key = Key::of(Some(true.into()), attribute);
+        items(state, &value)?.iter().try_fold(start.unwrap_or_else(|| 0.into()), |sum, item| {
+            key.values(item)?.iter().try_fold(sum, |sum, part| operators::add(state, &sum, part))
+        })
+    });
     env.add_filter("wordcount", |state: &State, value: Value| {
         let text = text(state, &value)?;
         let is_word = |c: char| c.is_alphanumeric() || c == '_';

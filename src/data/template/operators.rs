@@ -25,18 +25,18 @@ pub(super) fn add(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
             Ok(if safe { Value::from_safe_string(a + &b) } else { Value::from(a + &b) })
         }
         (K::Seq | K::Iterable, K::Seq | K::Iterable) => Ok(a.try_iter()?.chain(b.try_iter()?).collect()),
-        _ => match operands("+", a, b)? {
-            Operands::Whole(a, b) => small(a.checked_add(b)),
-            Operands::Float(a, b) => Ok(Value::from(a + b)),
+        _ => match numbers("+", a, b)? {
+            NumberPair::Whole(a, b) => small(a.checked_add(b)),
+            NumberPair::Float(a, b) => Ok(Value::from(a + b)),
         },
     }
 }
 
 /// `a - b`
 pub(super) fn subtract(_: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    match operands("-", a, b)? {
-        Operands::Whole(a, b) => small(a.checked_sub(b)),
-        Operands::Float(a, b) => Ok(Value::from(a - b)),
+    match numbers("-", a, b)? {
+        NumberPair::Whole(a, b) => small(a.checked_sub(b)),
+        NumberPair::Float(a, b) => Ok(Value::from(a - b)),
     }
 }
 
@@ -55,9 +55,9 @@ pub(super) fn multiply(state: &State, a: &Value, b: &Value) -> Result<Value, Err
         let repeated = (0..times).flat_map(|_| &items).take(PARTS as usize + 1);
         return Ok(Value::from(repeated.cloned().collect::<Vec<_>>()));
     }
-    match operands("*", a, b)? {
-        Operands::Whole(a, b) => small(a.checked_mul(b)),
-        Operands::Float(a, b) => Ok(Value::from(a * b)),
+    match numbers("*", a, b)? {
+        NumberPair::Whole(a, b) => small(a.checked_mul(b)),
+        NumberPair::Float(a, b) => Ok(Value::from(a * b)),
     }
 }
 
@@ -67,18 +67,18 @@ fn repeats(value: &Value) -> bool {
 
 /// `a / b`, always a float.
 pub(super) fn divide(_: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    let (a, b) = operands("/", a, b)?.floats();
+    let (a, b) = numbers("/", a, b)?.floats();
     nonzero(b, "division by zero").map(|b| Value::from(a / b))
 }
 
 /// `a // b`: the quotient is rounded down.
 pub(super) fn divide_down(_: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    match operands("//", a, b)? {
-        Operands::Whole(_, 0) => Err(type_error("integer division or modulo by zero".into())),
-        Operands::Whole(a, b) => {
+    match numbers("//", a, b)? {
+        NumberPair::Whole(_, 0) => Err(type_error("integer division or modulo by zero".into())),
+        NumberPair::Whole(a, b) => {
             small(a.checked_div(b).map(|quotient| quotient - i128::from(a % b != 0 && (a < 0) != (b < 0))))
         }
-        Operands::Float(a, b) => {
+        NumberPair::Float(a, b) => {
             let quotient = (a - remainder(a, nonzero(b, "float floor division by zero")?)) / b;
             Ok(Value::from(if quotient == 0.0 { 0f64.copysign(a / b) } else { quotient.round() }))
         }
@@ -90,12 +90,12 @@ pub(super) fn modulo(state: &State, a: &Value, b: &Value) -> Result<Value, Error
     if let Some(text) = a.as_str() {
         return format::percent(state, text, std::slice::from_ref(b), Some(b)).map(Value::from);
     }
-    match operands("%", a, b)? {
-        Operands::Whole(_, 0) => Err(type_error("integer modulo by zero".into())),
-        Operands::Whole(a, b) => {
+    match numbers("%", a, b)? {
+        NumberPair::Whole(_, 0) => Err(type_error("integer modulo by zero".into())),
+        NumberPair::Whole(a, b) => {
             small(a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }))
         }
-        Operands::Float(a, b) => Ok(Value::from(remainder(a, nonzero(b, "float modulo")?))),
+        NumberPair::Float(a, b) => Ok(Value::from(remainder(a, nonzero(b, "float modulo")?))),
     }
 }
 
@@ -121,11 +121,11 @@ fn remainder(a: f64, b: f64) -> f64 {
 
 /// `a ** b`: a float where the exponent is negative.
 pub(super) fn power(_: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    let operands = operands("**", a, b)?;
-    if let Operands::Whole(a, b @ 0..) = operands {
+    let both = numbers("**", a, b)?;
+    if let NumberPair::Whole(a, b @ 0..) = both {
         return small(u32::try_from(b).ok().and_then(|b| a.checked_pow(b)));
     }
-    let (a, b) = operands.floats();
+    let (a, b) = both.floats();
     match a.powf(b) {
         _ if a == 0.0 && b < 0.0 => Err(type_error("zero to a negative power".into())),
         result if result.is_nan() && !a.is_nan() && !b.is_nan() => {
@@ -139,21 +139,21 @@ pub(super) fn power(_: &State, a: &Value, b: &Value) -> Result<Value, Error> {
 }
 
 /// Two numbers: booleans are 0 and 1, and a float makes the other one a float.
-enum Operands {
+enum NumberPair {
     Whole(i128, i128),
     Float(f64, f64),
 }
 
-impl Operands {
+impl NumberPair {
     fn floats(self) -> (f64, f64) {
         match self {
-            Operands::Whole(a, b) => (a as f64, b as f64),
-            Operands::Float(a, b) => (a, b),
+            NumberPair::Whole(a, b) => (a as f64, b as f64),
+            NumberPair::Float(a, b) => (a, b),
         }
     }
 }
 
-fn operands(operator: &str, a: &Value, b: &Value) -> Result<Operands, Error> {
+fn numbers(operator: &str, a: &Value, b: &Value) -> Result<NumberPair, Error> {
     let number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
     if !number(a) || !number(b) {
         let (a, b) = (type_name(a), type_name(b));
@@ -161,8 +161,8 @@ fn operands(operator: &str, a: &Value, b: &Value) -> Result<Operands, Error> {
     }
     let float = |value: &Value| whole(value).map(|n| n as f64).or_else(|_| f64::try_from(value.clone()));
     Ok(match (whole(a), whole(b)) {
-        (Ok(a), Ok(b)) => Operands::Whole(a, b),
-        _ => Operands::Float(float(a)?, float(b)?),
+        (Ok(a), Ok(b)) => NumberPair::Whole(a, b),
+        _ => NumberPair::Float(float(a)?, float(b)?),
     })
 }
 

@@ -1,7 +1,6 @@
 //! Jinja's filters that order values, and those that make numbers and titles of them, as Python compares and converts:
 //! what Python cannot compare is an error. Never prints a value.
 use super::budget::{read, spend};
-use super::operators;
 use super::python::{self, hashable, text, type_error, type_name};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, State};
@@ -16,15 +15,6 @@ pub(super) fn install(env: &mut Environment) {
         extreme(state, &value, &named, Ordering::Greater)
     });
     env.add_filter("reverse", reverse);
-    env.add_filter("sum", |state: &State, value: Value, args: Rest<Value>| {
-        let (attribute, start, named): (Option<Value>, Option<Value>, Kwargs) = from_args(&args)?;
-        let (attribute, start) = (option(attribute, &named, "attribute")?, option(start, &named, "start")?);
-        named.assert_all_used()?;
-        let key = Key::of(Some(true.into()), attribute);
-        items(state, &value)?.iter().try_fold(start.unwrap_or_else(|| 0.into()), |sum, item| {
-            key.values(item)?.iter().try_fold(sum, |sum, part| operators::add(state, &sum, part))
-        })
-    });
     env.add_filter("title", |state: &State, value: Value| {
         let text = text(state, &value)?;
         spend(state, text.len() as u64)?;
@@ -57,19 +47,19 @@ fn fallback(given: &[Value], named: &Kwargs, usual: impl Into<Value>) -> Result<
     }
 }
 
-fn option(given: Option<Value>, named: &Kwargs, name: &str) -> Result<Option<Value>, Error> {
+pub(super) fn option(given: Option<Value>, named: &Kwargs, name: &str) -> Result<Option<Value>, Error> {
     given.map_or_else(|| named.get(name), |given| Ok(Some(given)))
 }
 
 /// What a filter compares of each item.
-struct Key {
+pub(super) struct Key {
     case_sensitive: bool,
     /// The attributes: one, or several for `sort`.
     attributes: Vec<Vec<Value>>,
 }
 
 impl Key {
-    fn of(case_sensitive: Option<Value>, attribute: Option<Value>) -> Key {
+    pub fn of(case_sensitive: Option<Value>, attribute: Option<Value>) -> Key {
         let part = |part: &str| part.parse::<u64>().map_or_else(|_| Value::from(part), Value::from);
         let attributes = match attribute.filter(|attribute| !attribute.is_none()) {
             None => Vec::new(),
@@ -80,7 +70,7 @@ impl Key {
         };
         Key { case_sensitive: case_sensitive.is_some_and(|on| on.is_true()), attributes }
     }
-    fn values(&self, item: &Value) -> Result<Vec<Value>, Error> {
+    pub fn values(&self, item: &Value) -> Result<Vec<Value>, Error> {
         let lower = |value: Value| match value.as_str().filter(|_| !self.case_sensitive) {
             Some(text) => Value::from(text.to_lowercase()),
             None => value,
@@ -134,7 +124,7 @@ pub(super) fn plain(value: &Value) -> Value {
     if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
 }
 
-fn items(state: &State, value: &Value) -> Result<Vec<Value>, Error> {
+pub(super) fn items(state: &State, value: &Value) -> Result<Vec<Value>, Error> {
     python::iterable(value)?;
     let items: Vec<Value> = value.try_iter()?.collect();
     read(state, 16 * items.len() as u64)?;

@@ -1,6 +1,6 @@
-//! What is changed in a template's text before it is compiled, where minijinja computes otherwise than Python: products,
-//! quotients and conjunctions of constants are left to the run. A default of a macro that names an earlier argument is set in the
-//! macro. Never changes the number of a line.
+//! What is changed in a template's text before it is compiled, where minijinja computes otherwise than Python:
+//! products, quotients and conjunctions of constants are left to the run. A default of a macro that names an earlier
+//! argument is set in the macro. Never changes the number of a line.
 use super::budget::too_much;
 use minijinja::Error;
 use minijinja::machinery::{Span, Token, WhitespaceConfig, tokenize};
