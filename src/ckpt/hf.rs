@@ -162,7 +162,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         "num_key_value_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
         "num_hidden_layers": spec.layers,
-        "max_position_embeddings": spec.max_len,
+        "max_position_embeddings": spec.beyond.unwrap_or(spec.max_len),
         "rope_theta": rope.theta,
         "attention_dropout": 0.0,
     }));

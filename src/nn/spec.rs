@@ -440,6 +440,8 @@ pub struct Spec {
     pub ff: usize,
     /// Longest sequence: rows of the table of learned positions, or of the rotation tables.
     pub max_len: usize,
+    /// The positions that files say the model has, if these are more: only sequences of `max_len` are supported.
+    pub beyond: Option<usize>,
     pub norm_eps: f32,
     /// Whether the head and the token embedding are one tensor.
     pub tied: bool,
@@ -578,6 +580,7 @@ impl Default for Spec {
             global_heads: None,
             ff: 0,
             max_len: 0,
+            beyond: None,
             norm_eps: 1e-5,
             tied: false,
             score: false,

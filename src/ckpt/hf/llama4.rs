@@ -1,6 +1,7 @@
 //! The keys of Llama 4's text model that no other family has. Never reads other keys.
 use super::keys::ConfigKeys;
 use super::lists::{kinds, numbers, rotated, rotated_layers};
+use super::rotary::up_to;
 use crate::base::{Error, Result};
 use crate::device::ops::RouteRule;
 use crate::nn::{Experts, QueryGrowth, Spec};
@@ -30,7 +31,7 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
     let grows = keys.flag("attn_temperature_tuning")?.unwrap_or(true) && rotated.contains(&false);
     let normed = keys.flag("use_qk_norm")?.unwrap_or(true);
     let spec = Spec { qk_norm: normed, norm_after_rope: normed, bare_head_norms: normed, ..spec };
-    Ok(Spec { rotated, max_len, query_growth: grows.then_some(growth), ..spec })
+    Ok(Spec { rotated, query_growth: grows.then_some(growth), ..up_to(max_len, spec) })
 }
 
 pub fn experts(keys: &ConfigKeys, layers: usize) -> Result<Experts> {
@@ -59,8 +60,8 @@ pub fn json(spec: &Spec) -> Value {
     json!({
         "no_rope_layers": rotated(spec),
         "use_qk_norm": spec.qk_norm,
-        // There are no more positions than in a chunk.
-        "attention_chunk_size": null,
+        // Without more positions, there is one chunk.
+        "attention_chunk_size": spec.beyond.map(|_| spec.max_len),
         "attn_temperature_tuning": spec.query_growth.is_some(),
         "attn_scale": growth.beta,
         "floor_scale": growth.original,
@@ -96,7 +97,9 @@ mod tests {
         let plain = read(json!({})).unwrap();
         let experts = plain.experts.as_ref().unwrap();
         assert_eq!((experts.count, experts.ff, experts.shared_ff, plain.ff), (16, 8192, 8192, 16_384));
-        assert_eq!((plain.max_len, &experts.dense[..]), (8192, &[][..]));
+        assert_eq!((plain.max_len, plain.beyond, &experts.dense[..]), (8192, Some(10_000), &[][..]));
+        let saved: Value = serde_json::from_str(&config(&plain)).unwrap();
+        assert_eq!((&saved["max_position_embeddings"], &saved["attention_chunk_size"]), (&json!(10_000), &json!(8192)));
         assert_eq!(plain.rotated, [true, true, true, false, true, true]);
         assert!(plain.qk_norm && plain.query_growth.is_some_and(|growth| growth.original == 8192));
         let whole = json!({"attention_chunk_size": null, "no_rope_layers": [], "interleave_moe_layer_step": 2,

@@ -3,6 +3,7 @@
 //! Documents longer than before scaling are refused: transformers rotates them with the factors of short documents, and
 //! the published model's own code with those of long ones.
 use super::keys::{ConfigKeys, decimal};
+use super::rotary::up_to;
 use crate::base::Result;
 use crate::device::ops::RouteRule;
 use crate::nn::{Experts, Scaling, Spec};
@@ -14,7 +15,7 @@ pub fn special(keys: &ConfigKeys, spec: Spec) -> Result<Spec> {
         _ => spec.max_len,
     };
     let head_bias = keys.flag("lm_head_bias")?.unwrap_or(false);
-    Ok(Spec { max_len, layer_norm: true, norm_bias: true, head_bias, ..spec })
+    Ok(Spec { layer_norm: true, norm_bias: true, head_bias, ..up_to(max_len, spec) })
 }
 
 pub fn experts(keys: &ConfigKeys, ff: usize) -> Result<Experts> {
@@ -83,7 +84,8 @@ mod tests {
             "original_max_position_embeddings": 32, "sliding_window": 128, "rope_scaling": longrope("longrope"),
         }));
         let published = published.unwrap();
-        assert_eq!((published.max_len, published.kv_heads, published.head_dim), (32, 8, 4));
+        assert_eq!((published.max_len, published.beyond), (32, Some(128)));
+        assert_eq!((published.kv_heads, published.head_dim), (8, 4));
         assert!(published.qkv_bias && published.out_bias && published.head_bias && published.norm_bias);
         let Scaling::Long { attention, original, .. } = published.rope.as_ref().unwrap().scaling else { panic!() };
         assert_eq!(

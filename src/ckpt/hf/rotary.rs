@@ -3,7 +3,7 @@
 use super::defaults::Defaults;
 use super::keys::ConfigKeys;
 use crate::base::{Error, Result, quote};
-use crate::nn::{Arch, QueryGrowth, Rotary, Scaling};
+use crate::nn::{Arch, QueryGrowth, Rotary, Scaling, Spec};
 use serde_json::{Value, json};
 
 /// The rotary embedding of most layers, that of windowed layers if the family has two, and the part of a head that is
@@ -105,6 +105,11 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         Some(_) => {}
     }
     Ok(found)
+}
+
+/// A model whose sequences are supported up to a length only.
+pub fn up_to(max_len: usize, spec: Spec) -> Spec {
+    Spec { max_len, beyond: Some(spec.max_len).filter(|positions| *positions > max_len), ..spec }
 }
 
 /// The growth of queries, whose keys are next to the rotary ones.

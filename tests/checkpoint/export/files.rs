@@ -189,11 +189,17 @@ fn an_index_cannot_point_outside_its_directory() {
         ckpt::inspect_model(&export, &spec, decoder.layouts()).map_err(|e| e.to_string())
     };
     inspect().unwrap();
-    for name in ["../outside.safetensors", outside.to_str().unwrap(), "", ".", "..", "sub/model.safetensors"] {
+    for name in ["../outside.safetensors", outside.to_str().unwrap(), "", ".", "..", "sub/../model.safetensors"] {
         fs::write(&index, text.replace("model-00001-of-00005.safetensors", name)).unwrap();
         let error = inspect().unwrap_err();
         assert!(error.contains("index.json") && error.contains("not a plain file name"), "{name}: {error}");
     }
+    // It may be in a folder.
+    fs::create_dir(export.join("sub")).unwrap();
+    fs::rename(export.join("model-00001-of-00005.safetensors"), export.join("sub/first.safetensors")).unwrap();
+    fs::write(&index, text.replace("model-00001-of-00005", "sub/first")).unwrap();
+    inspect().unwrap();
+    fs::rename(export.join("sub/first.safetensors"), export.join("model-00001-of-00005.safetensors")).unwrap();
     fs::write(&index, text.replace("model-00001-of-00005", "model-00002-of-00005")).unwrap();
     assert!(inspect().unwrap_err().contains("the index lists for it"));
     fs::write(&index, text.replace("weight_map", "weight_maq")).unwrap();
