@@ -13,6 +13,7 @@
 //! [`TurnFrame`]: super::template::TurnFrame
 use super::template::{ChatTemplate, Conversation, THOUGHTS, TurnFrame};
 use minijinja::Value as Message;
+use minijinja::value::ValueKind;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -124,7 +125,7 @@ fn prefixes(
     for &turn in answers {
         let with = chat.rendered(&conversation.upto(turn + 1), false)?.text;
         let message = &conversation.messages[turn];
-        let answer = begins(chat, &conversation.upto(turn), &with)?.and_then(|at| {
+        let answer = begins(chat, conversation, turn, &with)?.and_then(|at| {
             let (answer, rest) = (&with[at..], text.strip_prefix(&with[..at])?);
             let part = surviving_part(answer, rest).or_else(|| with_another_end(chat, message, answer, rest))?;
             Some(at..at + part.len())
@@ -143,12 +144,22 @@ fn prefixes(
     Ok(found)
 }
 
-/// Where an answer begins in `text`, which is rendered from the conversation `before` it and the answer. None: `text`
-/// does not begin as they do.
-pub(super) fn begins(chat: &ChatTemplate, before: &Conversation, text: &str) -> Result<Option<usize>, String> {
+/// Where answer `turn` begins in `text`, which is rendered from the conversation up to it. None: `text` does not begin
+/// as what is before the answer, or an empty list of calls may have taken the answer's place.
+pub(super) fn begins(
+    chat: &ChatTemplate,
+    conversation: &Conversation,
+    turn: usize,
+    text: &str,
+) -> Result<Option<usize>, String> {
+    let before = &conversation.upto(turn);
     let prompt = chat.rendered(before, true)?.text;
     if text.starts_with(&prompt) {
         return Ok(Some(prompt.len()));
+    }
+    let calls = conversation.messages[turn].get_attr("tool_calls").ok();
+    if calls.is_some_and(|calls| calls.kind() == ValueKind::Seq && calls.len() == Some(0)) {
+        return Ok(None);
     }
     let plain = chat.rendered(before, false)?.text;
     let added = prompt.strip_prefix(&plain).unwrap_or_default();

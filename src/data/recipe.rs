@@ -394,15 +394,14 @@ impl Recipe {
         first: usize,
         text: &str,
     ) -> RowResult<usize> {
-        let before = talk.upto(first);
-        let prompt = chat.rendered(&before, true)?.text;
+        let prompt = chat.rendered(&talk.upto(first), true)?.text;
         if text.starts_with(&prompt) {
             return Ok(prompt.len());
         }
         let earlier = turns[..first].iter().filter(|turn| turn["role"] == "assistant").count();
         let found = answers::find(chat, turns, text).or_else(|| answers::find_endless(chat, turns, text));
         let found =
-            found.map_or_else(|| answers::begins(chat, &before, text), |found| Ok(Some(found[earlier].start)))?;
+            found.map_or_else(|| answers::begins(chat, talk, first, text), |found| Ok(Some(found[earlier].start)))?;
         found.ok_or_else(|| {
             let calls = |turn: &Value| turn["tool_calls"].as_array().is_some_and(Vec::is_empty);
             let instead = match turns.iter().position(calls) {

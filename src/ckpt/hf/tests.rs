@@ -224,8 +224,11 @@ fn keys_that_other_classes_read_have_no_effect() {
 #[test]
 fn keys_that_a_class_rotates_by_are_honored_or_refused() {
     let refused = |arch: &str, keys: Value, key: &str| {
-        let mut map = object(keys);
-        map.insert("model_type".into(), json!(arch));
+        let mut map = object(json!({
+            "model_type": arch, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": 64,
+        }));
+        map.extend(object(keys));
         let fault = spec(Value::Object(map)).unwrap_err().to_string();
         assert!(fault.contains(key), "{arch}: {fault}");
     };

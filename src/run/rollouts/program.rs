@@ -358,7 +358,7 @@ mod tests {
             ("while read l; do echo Infinity; done", "which is no number"),
             ("while read l; do echo '\"0.5\"'; done", "which is no number"),
             ("while read l; do echo '{\"score\": 1}'; done", "which is no number"),
-            ("while read l; do echo true; done", "which is no number"),
+            ("while read l; do echo yes; done", "which is no number"),
             ("while read l; do echo; done", "wrote \"\", which is no number"),
             ("while read l; do printf '\\377\\n'; done", "which is no number"),
             ("yes | tr -d '\\n'", "wrote a line of more than 64 KiB"),
