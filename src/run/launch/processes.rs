@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use signal_hook::consts::{SIGHUP, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -181,36 +181,33 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
     Ok(RankProcess { child, status: None, tail, printers, ended })
 }
 
-/// Calls `f` with each line that a rank writes, without its newline; the last line may lack one.
-fn lines(mut from: impl Read + AsFd, ended: &AtomicBool, mut f: impl FnMut(&str)) {
-    let (mut rest, mut chunk) = (Vec::new(), [0; 1 << 13]);
-    while has_more(&from, ended) {
-        match from.read(&mut chunk) {
-            Ok(0) => break,
-            Ok(n) => rest.extend_from_slice(&chunk[..n]),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(_) => break,
+/// What a rank writes, up to its end: a program that it has started may hold the other end of the pipe for as long as
+/// it likes.
+struct RankOutput<'a, R> {
+    pipe: R,
+    ended: &'a AtomicBool,
+}
+
+impl<R: Read + AsFd> Read for RankOutput<'_, R> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            let was_ended = self.ended.load(Ordering::Acquire); // before the look, so that its last words are seen
+            match poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&IDLE)) {
+                Ok(0) if was_ended => return Ok(0),
+                Ok(0) | Err(Errno::INTR) => {}
+                _ => return self.pipe.read(to),
+            }
         }
-        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
-            f(&String::from_utf8_lossy(&rest[..end]));
-            rest.drain(..=end);
-        }
-    }
-    if !rest.is_empty() {
-        f(&String::from_utf8_lossy(&rest));
     }
 }
 
-/// Waits until there is something to read, or the end of the pipe. False once the rank has ended and the pipe is empty:
-/// a program that it has started may hold the other end for as long as it likes.
-fn has_more(from: &impl AsFd, ended: &AtomicBool) -> bool {
-    loop {
-        let was_ended = ended.load(Ordering::Acquire); // before the look, so that its last words are seen
-        match poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&IDLE)) {
-            Ok(0) if was_ended => return false,
-            Ok(0) | Err(Errno::INTR) => {}
-            _ => return true,
-        }
+/// Calls `f` with each line, without its newline; the last line may lack one.
+fn lines(pipe: impl Read + AsFd, ended: &AtomicBool, mut f: impl FnMut(&str)) {
+    let mut from = BufReader::new(RankOutput { pipe, ended });
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        f(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+        line.clear();
     }
 }
 
