@@ -93,6 +93,9 @@ fn a_change_asks_for_its_parts_of_the_deep_suite() {
     let (line, said) = asked(&["--full"]);
     assert_eq!(line, "deep suite: all parts");
     assert!(said.contains("cargo test --release") && said.contains("gguf_check.sh ran"), "{said}");
+    // Of itself it compares with the last commit for which it passed.
+    fs::write(dir.path().join(".ci/passed"), "HEAD\n").unwrap();
+    assert_eq!(asked(&[]).0, "deep suite: , for 1 files that differ from HEAD");
     // A commit that is not here asks for everything.
     assert!(asked(&["no-such-commit"]).0.starts_with("deep suite: all parts, because"));
 }
