@@ -103,7 +103,10 @@ fn more_collectives_than_the_history_holds_change_no_bit() {
     --batch-size 1 \
                 --precision fp32 --max-steps 3";
     let (first, _) = train("seed=0", args);
-    assert_eq!((first.len(), train("seed=5", args).0), (3, first.clone()), "call by call");
+    assert_eq!(first.len(), 3);
+    if deep::deep() {
+        assert_eq!(train("seed=5", args).0, first, "call by call");
+    }
     let (graphs, ended) = train("seed=6", &format!("{args} --compile"));
     assert_eq!(graphs, first, "as graphs");
     // Two graphs of 128 collectives and the rest, in each of steps 2 and 3.

@@ -2,6 +2,7 @@
 //! group and of NCCL with two ranks, in any order of streams; a wait that is forgotten shows; a rank that is killed is
 //! named; and where it does not work it is refused.
 
+use crate::common::deep;
 use crate::common::runs::{
     Agent, DDP, Dir, FSDP, Run, dead, events, launched, launched_on, losses, send, steps, wait_until,
 };
@@ -35,7 +36,7 @@ fn check(world: usize, machine: &str) -> Vec<(Option<i32>, String)> {
 
 #[test]
 fn results_have_the_bits_of_the_shared_memory_group_in_any_order_of_streams() {
-    for (world, machine) in [(2, "seed=0"), (3, "seed=1"), (3, "seed=2")] {
+    for (world, machine) in deep::first(2, [(2, "seed=0"), (3, "seed=1"), (3, "seed=2")]) {
         for (status, stderr) in check(world, machine) {
             assert!(status == Some(0) && !stderr.contains("simulated"), "{world} ranks, {machine}: {stderr}");
         }
@@ -87,13 +88,17 @@ fn train(program: &str, machine: &str, args: &str) -> Vec<(u64, String, String)>
     losses
 }
 
-/// Two terms have one sum, in whatever order NCCL takes them.
+/// Two terms have one sum, in whatever order NCCL takes them. On two GPUs, and in the deep suite on one.
 #[track_caller]
 fn trains_as_over_nccl(program: &str, args: &str) {
     let nccl = train(program, "seed=2", &format!("{args} {SHARED} --max-steps 3"));
-    let ipc = |machine: &str, args: &str| train(program, machine, &format!("{args} --comm ipc --max-steps 3"));
-    assert_eq!(ipc("seed=1", &format!("{args} {SHARED}")), nccl, "{args}");
-    assert_eq!(ipc("seed=2,gpus=2", &format!("{args} {APART}")), nccl, "{args}, on two GPUs");
+    for (machine, seats) in deep::first(1, [("seed=2,gpus=2", APART), ("seed=1", SHARED)]) {
+        assert_eq!(
+            train(program, machine, &format!("{args} {seats} --comm ipc --max-steps 3")),
+            nccl,
+            "{machine} {args}"
+        );
+    }
 }
 #[test]
 fn fsdp_trains_as_over_nccl() {

@@ -40,11 +40,16 @@ fn number(text: &str) -> f64 {
 
 /// bf16 rounds activations in other places (2^-9 each): bounds as in tests/device/simulated_training.rs. AdamW moves a
 /// weight by the learning rate whatever the sign of a near-zero gradient, and both it and clipping hide the gradient's
-/// scale: so norms before clipping are compared too, and each strategy also runs SGD without clipping.
+/// scale: so norms before clipping are compared, and strategies run SGD without clipping, in the gate those of an odd
+/// seed, and AdamW those of an even one.
 #[track_caller]
 fn trains_as_on_the_cpu(program: &str, machine: &str, shared: &str, args: &str) {
-    for rule in ["", "--optimizer sgd --grad-clip 0 --lr 0.05"] {
-        agrees_with_the_cpu(program, machine, shared, &format!("{args} {rule} --max-steps 3"));
+    let rules = ["", "--optimizer sgd --grad-clip 0 --lr 0.05"];
+    let odd = machine.split(',').next().unwrap().ends_with(['1', '3', '5', '7', '9']);
+    for (i, rule) in rules.into_iter().enumerate() {
+        if deep::deep() || odd == (i == 1) {
+            agrees_with_the_cpu(program, machine, shared, &format!("{args} {rule} --max-steps 3"));
+        }
     }
 }
 #[track_caller]
