@@ -126,7 +126,7 @@ fn base_of_adapter(s: &mut Settings) -> Result<()> {
 fn of_adapter(s: &mut Settings) -> Result<()> {
     let Some(dir) = s.lora.adapter.clone() else { return Ok(()) };
     let l = &mut s.lora;
-    let Lora { rank, alpha, targets, .. } = ckpt::adapter::read(&dir)?.trainable(&dir)?;
+    let Lora { rank, alpha, targets, dropout } = ckpt::adapter::read(&dir)?.trainable(&dir)?;
     let differs = |flag: &str, given: String, found: String| {
         Error::input(format!("--{flag} {given}: the adapter {} has {found}: remove the flag", dir.display()))
     };
@@ -142,6 +142,8 @@ fn of_adapter(s: &mut Settings) -> Result<()> {
         return Err(differs("lora-target-modules", given.join(" "), targets.join(" ")));
     }
     (l.rank, l.alpha, l.target_modules) = (Some(rank), Some(alpha), Some(targets));
+    // As PEFT, which trains on with the adapter's own.
+    l.dropout = l.dropout.or_else(|| dropout.to_string().parse().ok());
     Ok(())
 }
 

@@ -163,6 +163,19 @@ fn an_adapter_is_trained_on() {
     let weights = |of: &Path| fs::read(of.join("adapter_model.safetensors")).unwrap();
     assert!(weights(&second) != weights(&first), "nothing was learned");
 
+    // Its dropout is its own, unless one is given.
+    let dropping = dir.join("dropping");
+    fs::create_dir(&dropping).unwrap();
+    fs::copy(first.join("adapter_model.safetensors"), dropping.join("adapter_model.safetensors")).unwrap();
+    let text = fs::read_to_string(first.join("adapter_config.json")).unwrap();
+    fs::write(dropping.join("adapter_config.json"), text.replace(r#""lora_dropout": 0.0"#, r#""lora_dropout": 0.5"#))
+        .unwrap();
+    let with =
+        |args: &[&'static str]| first_loss(&base(), &[&["--lora-adapter", "dropping"], &on[2..5], args].concat());
+    assert!((with(&["--save-adapter", "third"]) - goes_on).abs() > 1e-4, "dropout is ignored");
+    assert_eq!(config(&dir.join("third"))["lora_dropout"], 0.5);
+    assert_eq!(with(&["--lora-dropout", "0"]), goes_on);
+
     // It names its model, and the defaults are those of adapters.
     let mut command = unlaunched(crate::common::binaries::FSDP);
     let Output { stdout, stderr, .. } = command

@@ -69,6 +69,7 @@ fn text_is_trained_and_the_vision_tower_is_carried_through() {
     assert!(adapters.keys().all(|name| name.starts_with(prefix)), "{:?}", adapters.keys());
     let config: Value = serde_json::from_slice(&fs::read(dir.join("adapter/adapter_config.json")).unwrap()).unwrap();
     assert_eq!(config["exclude_modules"], r"(?!model\.language_model\.).*");
+    done(&dir, &model, "--lora-adapter adapter --max-steps 1");
     done(&dir, &model, "--lora-merge adapter --save-hf merged");
     let merged = tensors(&dir.join("merged/model.safetensors"));
     assert!(merged.keys().eq(source.keys()));

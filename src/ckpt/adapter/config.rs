@@ -148,7 +148,7 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
         Some(Value::Array(list)) => list.iter().filter_map(|t| t.as_str().map(str::to_string)).collect(),
         _ => Vec::new(),
     };
-    // Dropout matters in training only, where the run's own setting applies.
+    // Dropout matters in training only.
     let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
     let lora = Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets };
     // Weights of modules have the tensors of modules.
@@ -185,8 +185,9 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
         let found = found("trainable_token_indices");
         format!("{found}; it must be a list of token ids, or an object of such lists by module")
     })?;
-    // A bias is trained with "all" and "lora_only".
-    let partial = ["bias", "exclude_modules", "layers_to_transform", "lora_bias", "modules_to_save"];
+    // A bias is trained with "all" and "lora_only". Excluded modules, such as a tower's, change nothing if they have no
+    // target's name, and lack their tensors if they do.
+    let partial = ["bias", "layers_to_transform", "lora_bias", "modules_to_save"];
     let partial =
         partial.into_iter().find(|key| config.get(*key).is_some_and(|value| is_set(value) && value != "none"));
     Ok(AdapterConfig { lora, rank_stabilized, dora, ranks, alphas, tokens, partial })

@@ -18,7 +18,7 @@ pub struct LoraSettings {
     /// LoRA scaling: adapters are multiplied by alpha / rank [default: lora-rank]
     #[arg(long = "lora-alpha", value_name = "ALPHA")]
     pub alpha: Option<f64>,
-    /// Dropout probability on the input of the adapters, in [0, 1) [default: 0]
+    /// Dropout probability on the input of the adapters, in [0, 1) [default: that of --lora-adapter, else 0]
     #[arg(long = "lora-dropout", id = "lora_dropout", value_name = "P")] // `dropout` is the model's
     pub dropout: Option<f64>,
     /// Modules to adapt, by the ends of their names, or as one regular expression for whole names, or all-linear
