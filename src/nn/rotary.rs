@@ -18,8 +18,8 @@ pub enum Scaling {
     None,
     /// All divided by `factor` (Chen et al. 2023, position interpolation).
     Linear { factor: f64 },
-    /// The base grows with the longest sequence ("dynamic NTK"). transformers uses the longest so far; here it is the
-    /// longest possible one, the same for every sequence.
+    /// In documents longer than `original` the base grows with the longest sequence ("dynamic NTK"). transformers uses
+    /// the longest so far; here it is the longest possible one, the same for all of them.
     Dynamic { factor: f64, original: usize },
     /// Long wavelengths divided by `factor`, short ones kept, with a blend between `low` and `high` waves in `original`
     /// (Llama 3.1).
@@ -89,7 +89,10 @@ impl Rotary {
 
     /// The length from which on documents rotate differently.
     pub fn original_if_long(&self) -> Option<usize> {
-        if let Scaling::Long { original, .. } = self.scaling { Some(original) } else { None }
+        match self.scaling {
+            Scaling::Long { original, .. } | Scaling::Dynamic { original, .. } => Some(original),
+            _ => None,
+        }
     }
 
     /// dim/2 frequencies, in radians per position. `form`: 1 in long documents.
@@ -109,7 +112,8 @@ impl Rotary {
             }
             Scaling::Linear { factor } => (0..half).map(|i| base(i) / factor).collect(),
             Scaling::Dynamic { factor, original } => {
-                let stretch = factor * longest.max(original) as f64 / original as f64 - (factor - 1.0);
+                let longest = if form == 0 { original } else { longest.max(original) };
+                let stretch = factor * longest as f64 / original as f64 - (factor - 1.0);
                 (0..half).map(plain(self.theta * stretch.powf(d / (d - 2.0)))).collect()
             }
             Scaling::Llama3 { factor, low, high, original } => {
@@ -149,5 +153,21 @@ pub fn rows_of_forms(positions: &mut [u32], cu_seqlens: &[u32], original: usize)
         let last = document.iter().max().copied().unwrap_or(0);
         let form = (last as usize >= original) as u32;
         document.iter_mut().for_each(|position| *position = 2 * *position + form);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The length of other sequences changes nothing of a short one.
+    #[test]
+    fn short_documents_rotate_as_they_did_in_training() {
+        let dynamic = Rotary { theta: 1e4, scaling: Scaling::Dynamic { factor: 2.0, original: 8 } };
+        let forms = dynamic.table(4, 8, 64, 2);
+        let of = |form: usize| forms.chunks(4).skip(form).step_by(2).flatten().copied().collect::<Vec<f32>>();
+        assert_eq!(of(0), Rotary::new(1e4).table(4, 8, 64, 1));
+        assert_ne!(of(1), of(0));
+        assert_eq!(dynamic.original_if_long(), Some(8));
     }
 }

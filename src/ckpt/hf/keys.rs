@@ -236,6 +236,17 @@ impl<'a> ConfigKeys<'a> {
             _ => Ok(()),
         }
     }
+    /// Weights are not stored as codes.
+    pub fn unquantized(&self) -> Result<()> {
+        let key = "quantization_config";
+        let holds = |config: &Value| config.as_object().is_none_or(|map| map.values().any(|value| !value.is_null()));
+        let Some(config) = self.present(key).filter(|config| holds(config)) else { return Ok(()) };
+        Err(Error::input(format!(
+            "{} is {}: the files hold quantized weights, which are not read. Use the model that they were made from",
+            self.name(key),
+            quote(config)
+        )))
+    }
     pub fn unsupported(&self, key: &str, allowed: &[Value]) -> Error {
         let value = self.map.get(key).unwrap_or(&Value::Null);
         let instead: Vec<String> = allowed.iter().map(Value::to_string).collect();

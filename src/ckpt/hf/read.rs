@@ -49,7 +49,7 @@ fn text_spec(map: &Map<String, Value>, prefix: &str) -> Result<(Spec, Vec<String
     match keys.object("quantization_config")? {
         Some(quantized)
             if keys.text("model_type")? == Some("gpt_oss") && quantized.text("quant_method")? == Some("mxfp4") => {}
-        _ => keys.only("quantization_config", &[])?,
+        _ => keys.unquantized()?,
     }
     keys.only("is_causal", &[json!(true)])?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;

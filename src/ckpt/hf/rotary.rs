@@ -54,6 +54,7 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
         proportional: class.is_some(),
         whole: matches!(arch, Arch::Glm4MoeLite | Arch::Mellum),
         sized: arch == Arch::PhiMoe,
+        based: matches!(arch, Arch::HunyuanDense | Arch::HunyuanMoe),
     };
     if arch == Arch::Olmo3 && new.is_none() && theta != of.theta {
         return Err(Error::input(format!(
@@ -141,6 +142,8 @@ struct RotaryDefaults {
     whole: bool,
     /// Whether the family says the size of cosines and sines of short documents, and of long ones.
     sized: bool,
+    /// Whether a factor `alpha` may make the base larger, whatever the length.
+    based: bool,
 }
 
 /// One rotary embedding: `rope_scaling` of transformers 4, or `rope_parameters` (or its part for one layer type) of 5;
@@ -177,8 +180,10 @@ fn rotary(keys: &ConfigKeys, of: RotaryDefaults) -> Result<(Rotary, f64)> {
         Ok::<_, Error>(of.original.or(inner).unwrap_or(of.max_len))
     };
     let need = |key| keys.need(key, ConfigKeys::positive);
-    // Hunyuan's: a larger base, whatever the length.
-    if let Some(alpha) = keys.positive("alpha")? {
+    if !of.based {
+        keys.unused("alpha");
+    }
+    if let Some(alpha) = keys.positive("alpha")?.filter(|_| of.based) {
         keys.only(key, &[json!("dynamic")])?;
         for unused in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
             keys.get(unused);

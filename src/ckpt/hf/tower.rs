@@ -202,7 +202,7 @@ pub fn text(map: &Map<String, Value>) -> Result<Option<TextConfig>> {
             quote(other)
         )));
     }
-    keys.only("quantization_config", &[])?;
+    keys.unquantized()?;
     ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().try_for_each(|key| keys.ids(key))?;
     keys.known(VISUAL);
     let outer = keys.flag("tie_word_embeddings")?;
