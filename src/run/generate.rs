@@ -10,6 +10,8 @@ pub mod ends;
 mod model;
 /// Prompts, and their tokens.
 pub mod prompts;
+/// What a model's files suggest.
+mod suggested;
 
 use crate::base::{Error, Result};
 use crate::comm::Mesh;

@@ -3,6 +3,7 @@
 //! Every token needs all weights. If the ranks have the memory, weights are gathered for the first token and kept
 //! unsharded; otherwise they are gathered for every token.
 use super::ends::{special_stops, stop_tokens};
+use super::suggested;
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer, Resume};
 use crate::comm::Axis;
@@ -67,6 +68,7 @@ impl TextModel {
             ckpt::inspect_adapter(adapter, &spec, Decoder::new(spec.clone())?.layouts())?;
         }
         let sampling = s.generate.sampling(set(&s.run.seed, "run.seed")?)?;
+        s.notes.extend(suggested::unused(&dir, &s.generate));
         let mut stop = stop_tokens(&dir, &tokenizer)?;
         stop.extend(special_stops(&s, &tokenizer));
         Ok(TextModel { stop, settings: s, ranks, spec, tokenizer, sampling, dir, adapter })
