@@ -23,7 +23,7 @@ pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a
         for (from, to) in OPENAI.into_iter().zip(PAIR) {
             renamed.shift_remove(from).and_then(|answer| renamed.insert(to.into(), answer));
         }
-        // What else is in `input` stays there, and is named as unread.
+        // What else is in `input` is named as unread.
         let input = renamed.shift_remove("input");
         let Some(Value::Object(mut input)) = input else {
             return Err("has no object as `input`, whose `messages` are the prompt of a preferred output".into());
@@ -31,9 +31,7 @@ pub(super) fn renamed<'a>(keys: &PairKeys, row: &'a JsonRow) -> RowResult<Cow<'a
         for (from, to) in [("messages", "prompt"), ("tools", "tools")] {
             input.shift_remove(from).and_then(|value| renamed.insert(to.into(), value));
         }
-        if !input.is_empty() {
-            renamed.insert("input".into(), Value::Object(input));
-        }
+        renamed.extend(input.into_iter().map(|(key, value)| (format!("input.{key}"), value)));
     } else if swift {
         let chosen = renamed.shift_remove("messages").unwrap_or_default();
         let rejected = match renamed.shift_remove(SWIFT[1]).filter(|value| !value.is_null()) {

@@ -5,8 +5,8 @@
 //! `rejected_input_ids`, which are used as they are. An answer that is a list of messages from a user's or the system's
 //! on is a whole conversation; the prompt field is then not read. What both conversations begin with is the prompt, and
 //! what follows it the answer: the last message, or several. So it is with texts that have no prompt, as TRL's
-//! `extract_prompt` splits them, unless only whole sequences count. A pair with a sequence of more than `max_len`
-//! tokens is dropped: a truncated answer would be judged by its beginning.
+//! `extract_prompt` splits them, unless only whole sequences count, whose prompts may also be two. A pair with a
+//! sequence of more than `max_len` tokens is dropped: a truncated answer would be judged by its beginning.
 //!
 //! A pair is stored as one row: the chosen sequence, then the rejected one, then the bytes of the margin if there is
 //! one. Only the tokens of the answers have labels, and a prompt has at least one token, so [`first_sequence`] can tell
@@ -78,10 +78,11 @@ impl Recipe {
             }
             start = out.ids.len();
         }
-        if prompts.len() == 2 && prompts[0] != prompts[1] {
+        let alike = prompts.len() < 2 || prompts[0] == prompts[1];
+        if !alike && !keys.scored {
             return Err("has different conversations before its two answers: a pair has one prompt".into());
         }
-        if answers[0] == answers[1] {
+        if alike && answers[0] == answers[1] {
             return Err("has equal answers: neither can be preferred, so remove the row".into());
         }
         if let Some((key, required)) = keys.margin() {
@@ -138,7 +139,7 @@ impl Recipe {
         let prompt = match present(row, asked) {
             _ if whole => None,
             None if bare && answer.is_string() => Some(&empty),
-            _ => Some(field(row, asked)?),
+            _ => Some(field(row, asked).map_err(|what| format!("{what}. Name it with `prompt_key`"))?),
         };
         let plain = prompt.filter(|prompt| !self.format.is_chat() && shapes::written(prompt).is_none());
         if let (Some(Value::String(prompt)), Value::String(answer)) = (plain, answer) {

@@ -102,13 +102,18 @@ fn a_prompt_is_what_two_answers_begin_with() {
     assert!(text.starts_with(asked) && answers.starts_with(" no, never") && answers.ends_with(" no"), "{answers}");
     // Whole sequences of ids are scored: the first stands for a prompt.
     let keys = PairKeys { scored: true, ..PairKeys::default() };
-    let scored = Format { preferences: Some(Preferences::Pairs(keys)), ..Format::default() };
-    let (made, _) = row(scored, &json!({"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}));
+    let scored = |format| Format { preferences: Some(Preferences::Pairs(keys.clone())), ..format };
+    let (made, _) = row(scored(Format::default()), &json!({"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}));
     assert_eq!((&made.ids[..5], &made.labels[..5]), (&[5, 6, 7, 5, 8][..], &[IGNORE, 6, 7, IGNORE, 8][..]));
+    // Each may follow a prompt of its own.
+    let talk = |asked: &str, answer: &str| json!([say("user", asked), say("assistant", answer)]);
+    let (_, answers) =
+        decoded(&row(scored(format(TOOLS)), &json!({"chosen": talk("p", "so"), "rejected": talk("q", "so")})).0);
+    assert_eq!(answers.matches("so").count(), 2, "{answers}");
     let mut out = TokenizedRow::default();
     let none = json!({"chosen": "a", "rejected": "b"});
     let fault = recipe(judged(Format::default())).row(none.as_object().unwrap(), &mut out).unwrap_err();
-    assert!(fault.contains("has no `prompt`"), "{fault}");
+    assert!(fault.contains("has no `prompt`") && fault.contains("Name it with `prompt_key`"), "{fault}");
     // Conversations that part before their last message.
     let [q, a, b] = [say("user", "q"), say("assistant", "a"), say("assistant", "b")];
     let pair = json!({"chosen": [q, a, say("user", "r"), a], "rejected": [q, b, say("user", "s"), b]});
