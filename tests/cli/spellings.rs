@@ -282,7 +282,7 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
     refused("--objective dpo --loss_type simpo", &["--loss_type simpo has no equivalent"]);
     refused("actor_rollout_ref.actor.gradclip=1", &["unknown flag --actor-rollout-ref.actor.gradclip", "nearest"]);
     let lora = "--objective sft --lora-rank 8 --lora-alpha 32 --lora-target-modules all-linear";
-    same(&format!("{lora} --loss_scale default"), lora);
+    same(&format!("{lora} --loss_scale default"), &format!("{lora} --multiturn"));
     // verl's settings, as Hydra takes them.
     same(
         &format!(
@@ -316,6 +316,22 @@ fn flags_of_trl_and_openrlhf_mean_what_they_mean_there() {
     refused(&format!("{grpo} --scale_rewards False"), &["only dr_grpo", "--loss-type dr_grpo"]);
     refused(&format!("{grpo} --log_completions"), &["--record-rollouts FILE"]);
     same(&format!("{grpo} --log_completions False --repetition_penalty 1.0 --entropy_coef 0.0"), grpo);
+
+    let swift = "--lora-rank 8 --lora-alpha 32 --lora-dropout 0.05 --lora-target-modules all-linear";
+    same("--tuner_type lora", &format!("{swift} --multiturn"));
+    same("--tuner_type lora --loss_scale last_round", &format!("{swift} --no-multiturn"));
+    same("--objective dpo --tuner_type lora", &format!("--objective dpo {swift}"));
+    same("--loss_scale default", "--multiturn");
+    let verl = "actor_rollout_ref.actor.kl_loss_coef=0.1";
+    same(&format!("{grpo} {verl}"), &format!("{grpo} --beta 0"));
+    same(&format!("{grpo} {verl} actor_rollout_ref.actor.use_kl_loss=True"), &format!("{grpo} --beta 0.1"));
+    let logs = "trainer.project_name=p trainer.logger=";
+    same(&format!("{grpo} {logs}console"), grpo);
+    same(&format!("{grpo} {logs}[\"console\",\"wandb\"]"), &format!("{grpo} --wandb-project p"));
+    refused("--lmbda 0", &["no cross entropy", "--distill-alpha 1"]);
+    refused("--objective dpo --rpo_alpha 0.5", &["all tokens of a batch", "--nll-loss-coef"]);
+    same("--objective dpo --loss_type sigmoid", "--objective dpo");
+    refused("--objective dpo --loss_type sigmoid sft", &["the losses of pairs"]);
 
     same("--warmup_steps 0.1", "--warmup-ratio 0.1");
     same("--warmup-steps=0.1", "--warmup-ratio 0.1");

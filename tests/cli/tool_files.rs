@@ -188,6 +188,17 @@ eval_steps: 0.5
         let (read, _) = plan(&dir, "plain.yaml", plain, &format!("--fsdp_config {given}"));
         has(&read, &[("fsdp.sharding", json!("SHARD_GRAD_OP")), ("fsdp.activation_checkpoint", json!(true))]);
     }
+    let (read, _) = plan(&dir, "plain.yaml", &format!("{plain}fsdp_config: {{forward_prefetch: 'true'}}\n"), "");
+    has(&read, &[("fsdp.forward_prefetch", json!(true))]);
+    // The Trainer's constant has no warmup, and of two lengths of it one may be 0.
+    for (keys, steps) in [
+        ("lr_scheduler_type: constant\nwarmup_steps: 5\nwarmup_ratio: 0.5", 0),
+        ("warmup_steps: 0\nwarmup_ratio: 0.5", 4),
+        ("warmup_steps: 3\nwarmup_ratio: 0.0", 3),
+    ] {
+        let (read, _) = plan(&dir, "plain.yaml", &format!("{plain}max_steps: 8\n{keys}\n"), "");
+        has(&read, &[("optim.warmup_steps", json!(steps))]);
+    }
     fs::write(dir.path("fsdp.json"), "{\"min_params\": 3}").unwrap();
     fs::write(dir.path("plain.yaml"), plain).unwrap();
     let out = ran(&dir, FLATSHARD, "train plain.yaml --fsdp_config fsdp.json");
@@ -203,12 +214,33 @@ fn axolotl_chats_and_pairs() {
     let chat = AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", chat) + "chat_template: llama3\n";
     let (read, _) = plan(&dir, "ax.yml", &chat, "--tokenizer-chat-template chat.jinja");
     has(&read, &[("data.input_key", json!("talk")), ("data.multiturn", json!(true))]);
+    // The text of a template is used unless another one is named; tokens are those of the tokenizer.
+    let jinja = "{% for m in messages %}{{ m.role }}: {{ m.content }}.{% endfor %}";
+    let text = format!("chat_template_jinja: '{jinja}'\n");
+    let (read, _) = plan(&dir, "ax.yml", &chat.replace("chat_template: llama3\n", &text), "");
+    has(&read, &[("data.tokenizer_chat_template", json!(jinja))]);
+    let (_, said) = plan(&dir, "ax.yml", &(chat.clone() + &text), "--tokenizer-chat-template chat.jinja --verbose");
+    assert!(said.contains("chat_template_jinja has no effect here: chat_template names another"), "{said}");
+    let other = chat.replace("pad_token: <pad>", "eos_token: <pad>");
+    fs::write(dir.path("ax.yml"), other).unwrap();
+    let out = ran(&dir, FLATSHARD, "train ax.yml --tokenizer-chat-template chat.jinja --nproc-per-node 1");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && said.contains("eos_token=<pad>: the tokenizer bytes has none"), "{said}");
     let pairs = "- path: pairs.jsonl\n    type: chat_template.default\n    field_messages: talk";
     let pairs = AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", pairs) + "rl: dpo\nrl_beta: 0.3\n";
     let pairs = pairs.replace("sample_packing: true", "sample_packing: false");
     let (read, _) = plan(&dir, "ax.yml", &pairs, "--tokenizer-chat-template chat.jinja");
     has(&read, &[("objective.objective", json!("dpo")), ("objective.beta", json!(0.3))]);
     has(&read, &[("objective.prompt_key", json!("talk"))]);
+    let named = pairs.replace("type: chat_template.default\n    field_messages: talk", "type: llama3.prompt_pairs");
+    let asks = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
+    fs::write(dir.path("asks.jsonl"), format!("{asks}\n").repeat(40)).unwrap();
+    fs::write(dir.path("ax.yml"), named.replace("pairs.jsonl", "asks.jsonl")).unwrap();
+    let out = ran(&dir, FLATSHARD, "train ax.yml --print-samples 1 --nproc-per-node 1");
+    let text = String::from_utf8_lossy(&out.stdout);
+    let turn =
+        r"<|start_header_id|>user<|end_header_id|>\n\na<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n";
+    assert!(text.contains(turn), "{text}{}", String::from_utf8_lossy(&out.stderr));
     // Keys of its templates that ask for nothing, and those that change no result.
     let more = "gptq_groupsize:\ninvented: false\nothers: []\nprocessor_type: AutoProcessor\neot_tokens: [<|im_end|>]\n\
                 tiled_mlp: true\nexpert_parallel_size: 1\ntensor_parallel_size: 1\n";
@@ -220,6 +252,10 @@ fn axolotl_chats_and_pairs() {
         assert!(said.contains(part), "{said}");
     }
     refused(&dir, "ax.yml", &format!("{AXOLOTL}invented: 1\n"), &["unknown key invented"]);
+    let steps = AXOLOTL.replace("fp16:", "max_steps: 50\nfp16:");
+    let (read, said) = plan(&dir, "ax.yml", &steps, "--verbose");
+    has(&read, &[("run.max_steps", json!(50))]);
+    assert!(said.contains("--num_epochs 2 has no effect here: --max_steps overrides it"), "{said}");
     refused(&dir, "ax.yml", &format!("{AXOLOTL}eot_tokens: [</think>]\n"), &["eot_tokens", "a turn ends where"]);
     // Its cosine ends at a ratio, and all linear layers come with those that it names.
     let ratio = AXOLOTL.replace("fp16:", "cosine_min_lr_ratio: 0.1\nlora_target_modules: [q_proj]\nfp16:");
@@ -253,6 +289,10 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
         AXOLOTL.replace("lora_model_dir:", "lora_modules_to_save: [lm_head]").replace("adamw_bnb_8bit", "adopt_adamw");
     let none = AXOLOTL.replace("adapter: qlora", "adapter: lora").replace("lora_r: 4\n", "");
     refused(&dir, "ax.yml", &none, &["adapter is", "without lora_r"]);
+    let verl = "actor_rollout_ref:\n  model:\n    path: m\n";
+    refused(&dir, "verl.yaml", verl, &["a file of verl", "actor_rollout_ref.model.path=M"]);
+    let torchtune = "tokenizer:\n  _component_: torchtune.models.llama3.llama3_tokenizer\n";
+    refused(&dir, "tune.yaml", torchtune, &["a recipe of torchtune", "as flags"]);
     refused(&dir, "ax.yml", &two, &["lora_modules_to_save", "adapters are trained alone", "adopt_adamw"]);
     for (from, to, words) in [
         ("type: alpaca", "type: gpteacher", ["datasets[0].type", "alpaca, chat_template or completion"]),
@@ -266,7 +306,6 @@ fn what_has_no_equivalent_is_refused_key_by_key() {
         ("fp16:", "excess_length_strategy: drop\nfp16:", ["excess_length_strategy drop", "cut and counted"]),
         ("fp16:", "fp17: true", ["unknown key fp17", "fp16"]),
         ("weight_decay: 0.0", "rl: orpo", ["--rl orpo", "dpo, kto"]),
-        ("pad_token", "eos_token", ["special_tokens.eos_token", "tokenizer"]),
         ("weight_decay: 0.0", "peft_layers_to_transform: [0]", ["peft_layers_to_transform 0", "0 is the first"]),
     ] {
         refused(&dir, "ax.yml", &AXOLOTL.replace(from, to), &words);

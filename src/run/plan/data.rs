@@ -1,5 +1,5 @@
 //! The data sets, and how rows are rendered and loaded. Never reads a row.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, quote};
 use crate::comm::MeshSizes;
 use crate::comm::env;
 use crate::data::{
@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 /// How rows are rendered, with the chat template in use, which rows of messages use without any flag.
 pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
+    expected(d, tokenizer)?;
     let on = |flag: Option<bool>| flag == Some(true);
     let needed = on(d.apply_chat_template) || on(d.multiturn);
     if needed {
@@ -85,6 +86,21 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
         chat: chat.map(Arc::new),
         tool_use: tool_use.map(Arc::new),
     })
+}
+
+/// The tokenizer's special tokens are those that a file of another tool relies on.
+fn expected(d: &DataSettings, tokenizer: &Tokenizer) -> Result<()> {
+    for token in d.special_tokens.iter().flatten() {
+        let fault = |what: String| Error::input(format!("--special-tokens {}: {what}", quote(token)));
+        let (name, text) = token.split_once('=').ok_or_else(|| fault("it must be NAME=TOKEN".into()))?;
+        let found = tokenizer.named_tokens().iter().find(|(known, _)| known == name);
+        if found.is_none_or(|(_, own)| own != text) {
+            let own = found.map_or("none".to_string(), |(_, own)| quote(own).to_string());
+            let file = "put it into its tokenizer_config.json, or remove it here";
+            return Err(fault(format!("the tokenizer {} has {own} as {name}: {file}", tokenizer.name())));
+        }
+    }
+    Ok(())
 }
 
 /// The directory of caches: the settings', or the environment's.

@@ -40,14 +40,18 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
 }
 
 /// Fills in `warmup_steps` from a ratio: `ceil(ratio * steps)`, as in transformers' Trainer. A run that resumes with
-/// the same ratio keeps the checkpoint's warmup steps, so that extending a run does not warm up again.
+/// the same ratio keeps the checkpoint's warmup steps, so that extending a run does not warm up again. Of two, one of 0
+/// asks for nothing.
 pub fn warmup(s: &mut Settings, resumed: Option<&TrainerState>) -> Result<()> {
     let Some(ratio) = s.optim.warmup_ratio else { return Ok(()) };
+    if ratio == 0.0 && s.optim.warmup_steps.is_some() {
+        return Ok(());
+    }
     let total = set(&s.run.max_steps, "run.max_steps")?;
     let then = resumed.map(|state| &state.schedule).filter(|then| then.get(RATIO) == Some(&ratio.into()));
     let kept = then.and_then(|then| then.get("warmup_steps")?.as_u64());
     let steps = kept.unwrap_or((total as f64 * ratio).ceil() as u64);
-    match s.optim.warmup_steps.replace(steps).filter(|&given| given != steps) {
+    match s.optim.warmup_steps.replace(steps).filter(|&given| given > 0 && given != steps) {
         None => Ok(()),
         Some(given) => Err(Error::input(format!(
             "warmup_ratio {ratio} of {total} steps is {steps} steps, but warmup_steps is {given}: remove one of them"

@@ -280,7 +280,11 @@ impl<'a> FileBlock<'a> {
             return Err(self.fault(what));
         }
         let auto = setting == "run.nproc_per_node" && value == AUTO;
-        if let Err(e) = serde_json::from_value::<Settings>(json!({section: {key: &value}}))
+        let reads = |value: &Value| serde_json::from_value::<Settings>(json!({section: {key: value}}));
+        // The Trainer's documentation has what is on or off as text.
+        let switch = value.as_str().and_then(|text| text.to_lowercase().parse::<bool>().ok()).map(Value::from);
+        let value = switch.filter(|on| reads(&value).is_err() && reads(on).is_ok()).unwrap_or(value);
+        if let Err(e) = reads(&value)
             && !auto
         {
             return Err(self.fault(format!("{at}{}", misfit(section, key, &value, &e.to_string()))));

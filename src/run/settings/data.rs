@@ -67,6 +67,10 @@ pub struct DataSettings {
     /// [default: the tokenizer's]
     #[arg(long, value_name = "NAME|FILE|TEXT")]
     pub tokenizer_chat_template: Option<String>,
+    /// Tokens that the tokenizer must have as eos_token, bos_token and so on, or is refused [default: any]
+    #[arg(long, num_args = 1.., value_name = "NAME=TOKEN")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub special_tokens: Option<Vec<String>>,
     /// Train on every token of the input-key text, truncated at max-len, with no end-of-text token; on files that look
     /// like data under the name of text, as text
     #[arg(long)]

@@ -47,15 +47,17 @@ impl ForeignKeys {
 
     /// `own`, the block's settings under our names, extended by these keys; and the notes about them. `around`: flags
     /// of the command line that decide what a key means.
-    pub fn read(&self, own: Value, around: &[String]) -> Result<(Value, Vec<String>)> {
+    pub fn read(&self, mut own: Value, around: &[String]) -> Result<(Value, Vec<String>)> {
         if self.argv.is_empty() {
             return Ok((own, Vec::new()));
         }
         // Ours are on the same line, where two that differ are found, and one gives way to another.
-        let (command, mut argv) = (command(), Vec::new());
+        let (command, mut argv, mut typed) = (command(), Vec::new(), Vec::new());
         for (section, key, value) in entries(&own).filter(|(.., value)| *value != "auto") {
-            if let Some(long) = argument(&command, section, key).and_then(clap::Arg::get_long) {
-                argv.extend(words(long, value).unwrap_or_default());
+            let long = argument(&command, section, key).and_then(clap::Arg::get_long);
+            if let Some(words) = long.and_then(|long| words(long, value)) {
+                argv.extend(words);
+                typed.push((section.to_string(), key.to_string()));
             }
         }
         argv.extend(self.argv.iter().cloned());
@@ -65,6 +67,8 @@ impl ForeignKeys {
             return Err(Error::input("version is no key of a file"));
         };
         let mut tree = serde_json::to_value(&line.settings).map_err(|e| Error::input(format!("settings: {e}")))?;
+        // The line decides, where one of these keys leaves ours without effect.
+        typed.into_iter().for_each(|(section, key)| own[section][key] = Value::Null);
         overlay(&mut tree, own);
         Ok((tree, line.settings.notes))
     }
@@ -116,11 +120,14 @@ fn entries(settings: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
     })
 }
 
-/// Whether the table has a row for this value of `key`, or for the only one of a list.
+/// Whether the table has a row for this value of `key`, or for each of a list.
 pub fn names_value(key: &str, value: &Value) -> bool {
-    let one = value.as_array().and_then(|items| items.first().filter(|_| items.len() == 1)).unwrap_or(value);
-    let text = text(one).unwrap_or_default();
-    rows(key).iter().any(|row| row.flag.values.iter().any(|named| means(&text, named)))
+    let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    let named = |one: &Value| {
+        let text = text(one).unwrap_or_default();
+        rows(key).iter().any(|row| row.flag.values.iter().any(|named| means(&text, named)))
+    };
+    !all.is_empty() && all.iter().all(named)
 }
 
 /// The other tool's flag for the key `key`, with its section or alone. `of`: the required section of settings, if any.

@@ -3,7 +3,7 @@
 use crate::base::Result;
 pub use rewriting::FileTree;
 use rewriting::Rewriting;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 
 mod axolotl;
@@ -48,6 +48,17 @@ impl FileTool {
     }
 }
 
+/// What a file is of a tool whose files are not read.
+fn unread(tree: &FileTree) -> Option<&'static str> {
+    if tree.get("actor_rollout_ref").is_some_and(Value::is_object) {
+        Some("is a file of verl, which is not read: its keys are flags here, such as actor_rollout_ref.model.path=M")
+    } else if tree.values().any(|value| value.get("_component_").is_some()) {
+        Some("is a recipe of torchtune, which is not read: `flatshard sft MODEL DATA` takes what it says as flags")
+    } else {
+        None
+    }
+}
+
 /// A file's tree, rewritten.
 pub struct Translated {
     pub tool: FileTool,
@@ -60,7 +71,10 @@ pub fn translate(tree: FileTree, path: &Path) -> Result<Translated> {
     let tool = FileTool::of(&tree);
     let mut out = Rewriting::new(path);
     match tool {
-        FileTool::Own => out.tree = tree,
+        FileTool::Own => match unread(&tree) {
+            Some(what) => return Err(out.fault(what.into())),
+            None => out.tree = tree,
+        },
         FileTool::DeepSpeed => out.set("deepspeed", json!(path), "deepspeed")?,
         FileTool::Axolotl => axolotl::rewrite(tree, &mut out)?,
         FileTool::LlamaFactory => llama_factory::rewrite(tree, &mut out)?,

@@ -13,17 +13,26 @@ enum RowKind {
     Completion,
     /// A prompt of the file's own, with its fields.
     Own,
-    /// Judged answers of which the prompt is in this field, rendered as ChatML or by the tokenizer's template.
+    /// Judged answers of which the prompt is in this field, rendered by this template or the tokenizer's.
     Judged {
         prompt: &'static str,
-        chatml: bool,
+        template: Option<&'static str>,
     },
 }
 
 /// Tokens that end a turn in the templates of models.
 const ENDS: [&str; 7] = ["<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|eot_id|>", "<|eot|>", "<|return|>"];
 
-pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
+/// Its prompt_strategies/dpo/llama3.py.
+const LLAMA3: &str = "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' \
+    + message['content'] + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ \
+    '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
+
+pub(super) fn rewrite(mut tree: FileTree, out: &mut Rewriting) -> Result<()> {
+    let sets = tree.iter_mut().filter(|(key, _)| ["datasets", "test_datasets"].contains(&key.as_str()));
+    let sets = sets.filter_map(|(_, sets)| sets.as_array_mut()).flatten().filter_map(Value::as_object_mut);
+    sets.for_each(name_template);
+    name_template(&mut tree);
     same_template(&tree, out)?;
     let pairs = tree.get("rl").is_some_and(|rl| !rl.is_null()) || tree.get("reward_model") == Some(&json!(true));
     let ends_above_0 = tree.get("cosine_min_lr_ratio").is_some_and(|ratio| !ratio.is_null());
@@ -41,7 +50,8 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
             "pretraining_dataset" => data_sets(key, value, "dataset", pairs, out)?,
             "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
             "chat_template" => template(&tree, value, out)?,
-            "chat_template_jinja" => {}
+            "chat_template_jinja" => unnamed(&tree, key, out),
+            "special_tokens" => special_tokens(value, out)?,
             "adapter"
                 if value == "lora"
                     && ["lora_r", "lora_model_dir"].iter().all(|key| tree.get(*key).is_none_or(Value::is_null)) =>
@@ -75,6 +85,31 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         out.without_packing("sample_packing");
     }
     Ok(())
+}
+
+/// As Axolotl's `check_chat_template_config`: the text of a template is used unless another template is named.
+fn name_template(keys: &mut FileTree) {
+    let given = |key: &str| keys.get(key).is_some_and(|value| !value.is_null() && value != "");
+    if given("chat_template_jinja") && !given("chat_template") {
+        keys.insert("chat_template".into(), json!("jinja"));
+    }
+}
+
+/// Its tokens must be those of the tokenizer. Rows are never padded.
+fn special_tokens(value: &Value, out: &mut Rewriting) -> Result<()> {
+    let Some(tokens) = value.as_object() else {
+        return Err(out.refuse("special_tokens", value, "expected names with their tokens"));
+    };
+    let mut expected = Vec::new();
+    for (name, token) in tokens.iter().filter(|(_, token)| !token.is_null()) {
+        let at = format!("special_tokens.{}", quote(name));
+        match token.as_str() {
+            Some(_) if name == "pad_token" => out.idle(&at, "rows are never padded to a common length (Axolotl)"),
+            Some(token) => expected.push(format!("{name}={token}")),
+            None => return Err(out.refuse(&at, token, "expected a token")),
+        }
+    }
+    out.set("special_tokens", if expected.is_empty() { Value::Null } else { json!(expected) }, "special_tokens")
 }
 
 /// These modules are linear layers of blocks.
@@ -117,6 +152,13 @@ fn template(tree: &FileTree, value: &Value, out: &mut Rewriting) -> Result<()> {
             Ok(())
         }
         None => Err(out.refuse("chat_template", value, own)),
+    }
+}
+
+/// The text of a template where another one is named.
+fn unnamed(keys: &FileTree, at: &str, out: &mut Rewriting) {
+    if keys.get("chat_template").is_some_and(|name| name != "jinja") {
+        out.idle(at, "chat_template names another template (Axolotl)");
     }
 }
 
@@ -220,7 +262,7 @@ fn entry_words(
                 return Err(out.refuse(&at_key, value, "the end of each trained answer has a loss"));
             }
             "chat_template" => template(body, value, out)?,
-            "chat_template_jinja" => {}
+            "chat_template_jinja" => unnamed(body, &at_key, out),
             "trust_remote_code" => out.idle(&at_key, "no code of a data set is executed (Axolotl)"),
             _ => {
                 return Err(
@@ -270,14 +312,15 @@ fn judged(name: &str) -> Option<RowKind> {
     let (template, fields) = name.split_once('.')?;
     let prompt = match fields {
         "chat_template" if template == "bradley_terry" => {
-            return Some(RowKind::Judged { prompt: "input", chatml: false });
+            return Some(RowKind::Judged { prompt: "input", template: None });
         }
         "intel" => "question",
         "icr" => "input",
         "prompt_pairs" | "ultra" => "prompt",
         _ => return None,
     };
-    ["chatml", "llama3"].contains(&template).then_some(RowKind::Judged { prompt, chatml: template == "chatml" })
+    let template = [("chatml", CHATML), ("llama3", LLAMA3)].into_iter().find(|(name, _)| *name == template)?.1;
+    Some(RowKind::Judged { prompt, template: Some(template) })
 }
 
 /// Axolotl's prompt_strategies/user_defined.py, of a single field and a constant system prompt.
@@ -325,10 +368,10 @@ fn rows(at: &str, kind: Option<RowKind>, body: &Value, pairs: bool, out: &mut Re
             out.set("apply_chat_template", json!(false), &format!("{at}.type"))
         }
         Some(RowKind::Own) => own_prompt(&format!("{at}.type"), &body["type"], out),
-        Some(RowKind::Judged { prompt, chatml }) => {
+        Some(RowKind::Judged { prompt, template }) => {
             let at = format!("{at}.type");
-            if chatml {
-                out.set("tokenizer_chat_template", json!(CHATML), &at)?;
+            if let Some(template) = template {
+                out.set("tokenizer_chat_template", json!(template), &at)?;
             }
             out.set("prompt_key", json!(prompt), &at)?;
             out.set("apply_chat_template", json!(true), &at)

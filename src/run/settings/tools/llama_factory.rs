@@ -66,6 +66,9 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
         out.tree.shift_remove("row_format"); // texts have no other fields
         ["packing", "neat_packing"].into_iter().for_each(|key| out.without_packing(key));
     }
+    if given("packing") == Some(&json!(true)) && given("neat_packing").is_none_or(|neat| *neat == false) {
+        out.idle("packing without neat_packing", "samples of a row never attend to each other (LLaMA-Factory)");
+    }
     let learns_text = ["train_on_prompt", "mask_history"].into_iter().any(|key| given(key).is_some());
     if given("stage").is_none_or(|stage| stage == "sft") && !learns_text && given("template") != Some(&json!("empty")) {
         out.set("mask_history", json!(false), "mask_history")?;
