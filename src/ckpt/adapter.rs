@@ -1,11 +1,14 @@
 //! Reads and writes `adapter_config.json`, the PEFT library's LoRA config. Never writes weights.
 mod config;
+mod low_rank;
+mod stacked;
 mod targets;
 mod tensors;
 
 pub use config::{AdapterConfig, FILE, read};
+pub(super) use low_rank::LowRank;
 pub use targets::targets;
-pub(super) use tensors::{AdapterTensors, LowRank};
+pub(super) use tensors::AdapterTensors;
 
 use self::config::fused;
 use super::gguf::links::origin;

@@ -35,7 +35,7 @@ impl Merging {
     /// Reads the products of the adapter in `dir`. Its files may be removed afterwards.
     pub fn open(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<Merging> {
         let tensors = AdapterTensors::open(dir, spec, layouts)?;
-        let mut products = BTreeMap::new();
+        let mut products: BTreeMap<String, LowRank> = tensors.stacked()?.into_iter().collect();
         for (name, change) in &tensors.changes {
             products.extend(tensors.product(change)?.map(|product| (name.clone(), product)));
         }

@@ -60,7 +60,7 @@ mod predict; // next tokens
 pub use cache::{CacheSize, PAGE};
 pub use context::{Batch, LabeledRows};
 pub use decoder::{Decoder, Micro, Minimized};
-pub use families::Family;
+pub use families::{Family, expert_names};
 pub use layout::{
     CodePlace, Init, Layout, Segment, SlicePart, Storage, Tp, columns_name, half_name, slice_name, sliced,
 };

@@ -40,6 +40,7 @@ fn merges_are_those_of_peft() {
         ("gpt2", "dora_transposed", "4 adapters"),
         ("qwen2", "named_twice", "2 adapters and 2 whole tensors"),
         ("tied", "factors_together", "3 adapters and 1 whole tensors"),
+        ("qwen3_moe", "stacked", "28 adapters"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let Output { status, stderr, .. } = merge(dir.path(), base, &golden(adapter));
@@ -86,6 +87,16 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         let text = refused(dir.path(), "qwen2", &copied("patterns", &|config| config[key] = value.clone()));
         assert!(text.replace('"', "\\\"").contains(why), "{key}: {text}");
     }
+
+    for (key, value, why) in [
+        ("target_parameters", json!(["experts.bias"]), "adapters of other parameters than those of experts"),
+        ("rank_pattern", json!({}), "of model.layers.0.mlp.experts; for this model and rank 2 the inner size is 2 * 3"),
+    ] {
+        let text = refused(dir.path(), "qwen3_moe", &copied("stacked", &|config| config[key] = value.clone()));
+        assert!(text.contains(why), "{key}: {text}");
+    }
+    let text = refused(dir.path(), "qwen2", &golden("stacked"));
+    assert!(text.contains("this model has no model.layers.0.mlp.experts"), "{text}");
 
     let text = refused(dir.path(), "tied", &copied("dora", &|config| config["use_dora"] = json!(false)));
     assert!(text.contains("has a lora_magnitude_vector for"), "{text}");

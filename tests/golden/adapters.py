@@ -6,12 +6,13 @@ peft.
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 HERE = Path(__file__).parent / "adapters"
 SIZES = {
@@ -75,6 +76,13 @@ ADAPTERS = {
         {"r": 2, "lora_alpha": 3, "target_modules": ["embed_tokens", "o_proj"], "ensure_weight_tying": True},
     ),
 }
+# Adapters of parameters: PEFT finds no modules among the experts of transformers 5.
+SPARSE = {
+    "qwen3_moe": Qwen3MoeConfig(
+        **SIZES, head_dim=4, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True
+    ),
+}
+STACKED = {"stacked": ("qwen3_moe", {"r": 2, "lora_alpha": 3, "target_modules": "all-linear"})}
 
 
 def base(name):
@@ -94,13 +102,19 @@ def together(adapted):
     return merged.state_dict()
 
 
-def main():
-    shutil.rmtree(HERE, ignore_errors=True)
-    torch.manual_seed(11)
-    for name, config in BASES.items():
+def saved(model):
+    """The tensors under their names in files."""
+    with tempfile.TemporaryDirectory() as at:
+        model.save_pretrained(at)
+        return load_file(Path(at) / "model.safetensors")
+
+
+def write(bases, adapters, seed):
+    torch.manual_seed(seed)
+    for name, config in bases.items():
         AutoModelForCausalLM.from_config(config).save_pretrained(HERE / name)
         (HERE / name / "generation_config.json").unlink()
-    for name, (of, keys) in ADAPTERS.items():
+    for name, (of, keys) in adapters.items():
         model = get_peft_model(base(of), LoraConfig(task_type="CAUSAL_LM", **keys))
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -113,17 +127,25 @@ def main():
         (HERE / name / "README.md").unlink()
         path = HERE / name / "adapter_config.json"  # without the name of the directory that it was made in
         config = {**json.loads(path.read_text()), "base_model_name_or_path": of}
-        if isinstance(config["target_modules"], list):
-            config["target_modules"] = sorted(config["target_modules"])
+        for key in ["target_modules", "target_parameters"]:
+            if isinstance(config[key], list):
+                config[key] = sorted(config[key])
         path.write_text(json.dumps(config, indent=2) + "\n")
-        before = base(of).state_dict()
+        tensors = saved if name in STACKED else lambda model: model.state_dict()
+        before = tensors(base(of))
         loaded = PeftModel.from_pretrained(base(of), HERE / name)
-        after = together(loaded) if name == "factors_together" else loaded.merge_and_unload().state_dict()
+        after = together(loaded) if name == "factors_together" else tensors(loaded.merge_and_unload())
         assert before.keys() == after.keys()
         changed = {key: value.clone() for key, value in after.items() if not torch.equal(value, before[key])}
         if name != "apart":  # PEFT itself saves a model that is not the one it trained
             save_file(changed, HERE / name / "merged.safetensors")
         print(name, len(changed), "tensors changed")
+
+
+def main():
+    shutil.rmtree(HERE, ignore_errors=True)
+    write(BASES, ADAPTERS, 11)
+    write(SPARSE, STACKED, 12)
 
 
 if __name__ == "__main__":

@@ -151,16 +151,18 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
     // Dropout matters in training only.
     let dropout = config.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0) as f32;
     let lora = Lora { rank: number("r")? as usize, alpha: number("lora_alpha")? as f32, dropout, targets };
-    // Weights of modules have the tensors of modules.
-    let are_modules = |value: &Value| {
-        value
-            .as_array()
-            .is_some_and(|all| all.iter().all(|one| one.as_str().is_some_and(|one| one.ends_with(".weight"))))
+    // Weights of modules have the tensors of modules, and experts of transformers 5 are two parameters (stacked.rs).
+    let parameters = config.get("target_parameters").filter(|value| is_set(value));
+    let of = |known: &[&str]| {
+        let ends = |one: &Value| one.as_str().is_some_and(|one| known.iter().any(|end| is_path_end(end, one)));
+        parameters.is_none_or(|value| value.as_array().is_some_and(|all| all.iter().all(ends)))
     };
-    let parameters = config.get("target_parameters").filter(|value| is_set(value) && !are_modules(value));
-    if parameters.is_some_and(|value| *value != fused(&lora)[0]) {
-        return Err(format!("{}: adapters of parameters are not supported: {MERGE}", found("target_parameters")));
+    let modules_alone = of(&["weight"]);
+    if !of(&["weight", "gate_up_proj", "down_proj"]) {
+        let what = "adapters of other parameters than those of experts are not supported";
+        return Err(format!("{}: {what}: {MERGE}", found("target_parameters")));
     }
+    let stacked = !modules_alone && parameters.is_some_and(|value| *value != fused(&lora)[0]);
     if let Some((key, what)) = REFUSED.iter().find(|(key, _)| config.get(*key).is_some_and(is_set)) {
         let instead = if UNMERGED.contains(key) { "they cannot be merged" } else { MERGE };
         return Err(format!("{}: {what} are not supported; {instead}", found(key)));
@@ -190,6 +192,7 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
     let partial = ["bias", "layers_to_transform", "lora_bias", "modules_to_save"];
     let partial =
         partial.into_iter().find(|key| config.get(*key).is_some_and(|value| is_set(value) && value != "none"));
+    let partial = partial.or(stacked.then_some("target_parameters"));
     Ok(AdapterConfig { lora, rank_stabilized, dora, ranks, alphas, tokens, partial })
 }
 
@@ -369,7 +372,7 @@ mod tests {
             ("peft_type", json!("PREFIX_TUNING")),
             ("r", json!("4")),
             ("rank_pattern", json!([8])),
-            ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
+            ("target_parameters", json!(["mlp.experts.gate_up_proj_bias"])),
             ("trainable_token_indices", json!(["a"])),
             ("trainable_token_indices", json!({"lm_head": 3})),
             ("use_bdlora", json!({"nblocks": 2})),

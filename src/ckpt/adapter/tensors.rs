@@ -6,6 +6,8 @@ use super::super::layout::{ADAPTER_PREFIX, FileTensor, Tensors};
 use super::super::naming::{Naming, is_visual};
 use super::super::source::{HEAD, OpenedFiles, TABLES, TensorSource};
 use super::config::{AdapterConfig, MERGE, UNMERGEABLE, WEIGHTS, read};
+use super::low_rank::LowRank;
+use super::stacked::{FactorName, Factors, Stack};
 use crate::base::{Error, Result};
 use crate::nn::{Arch, Layout, SCORE, Spec};
 use safetensors::Dtype;
@@ -21,6 +23,8 @@ pub struct AdapterTensors {
     path: PathBuf,
     source: TensorSource,
     pub changes: BTreeMap<String, Change>,
+    /// Products of experts, whose matrices have empty changes.
+    stacks: Vec<Stack>,
 }
 
 /// What happens to one tensor: first it takes new values, then a product is added.
@@ -54,19 +58,6 @@ impl ProductParts {
     }
 }
 
-/// A product's factors in row-major f32: A (rank, columns) and B (rows, rank).
-pub struct LowRank {
-    a: Vec<f32>,
-    b: Vec<f32>,
-    rank: usize,
-    columns: usize,
-    scale: f32,
-    transposed: bool,
-    magnitude: Option<Vec<f32>>,
-    /// What the sums are multiplied by, for each output: the magnitude by the norm.
-    factors: Option<Vec<f32>>,
-}
-
 impl AdapterTensors {
     /// Reads the headers of the adapter in `dir`, and checks that every tensor belongs to the model.
     pub fn open(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<AdapterTensors> {
@@ -76,11 +67,34 @@ impl AdapterTensors {
         let OpenedFiles { files, tensors, .. } = opened;
         let (files, none) = (Arc::new(files), Tensors::default());
         let source = TensorSource { files, tensors: none, twin: None, tower: None, mxfp4: Mutex::default() };
-        let mut this = AdapterTensors { path: dir.join(WEIGHTS), source, changes: BTreeMap::new() };
+        let (path, changes, stacks) = (dir.join(WEIGHTS), BTreeMap::new(), Vec::new());
+        let mut this = AdapterTensors { path, source, changes, stacks };
         // PEFT saves a module that was trained whole on a grown vocabulary under three names.
         let (mut twins, unused) = (Vec::new(), |tensor: &FileTensor| tensor.name.contains(".original_module."));
+        let mut stacks: BTreeMap<(String, usize), Factors> = BTreeMap::new();
         for tensor in tensors.into_values().filter(|tensor| !unused(tensor)) {
-            twins.extend(this.place(tensor, &config, spec.arch)?);
+            if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+                let what = format!("tensor {} is {:?}; supported: F32, BF16, F16", tensor.name, tensor.dtype);
+                return Err(this.error(what));
+            }
+            let name = Naming::text_name(tensor.name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&tensor.name));
+            match FactorName::of(&name) {
+                Some(FactorName { module, depth, is_b }) => {
+                    let factors = stacks.entry((module.to_string(), depth)).or_default();
+                    let place = if is_b { &mut factors.b } else { &mut factors.a };
+                    place.get_or_insert(tensor);
+                }
+                None => twins.extend(this.place(tensor, &config, spec.arch)?),
+            }
+        }
+        for ((module, _), factors) in stacks {
+            let stack = Stack::new(&module, factors, &config, spec).map_err(|what| this.error(what))?;
+            for name in stack.matrices() {
+                if this.changes.insert(name.clone(), Change::default()).is_some() {
+                    return Err(this.error(format!("changes {name} in two ways, which is not supported: {MERGE}")));
+                }
+            }
+            this.stacks.push(stack);
         }
         for (name, twin) in twins {
             let whole = this.changes.get(&name).and_then(|change| change.whole.as_ref());
@@ -118,14 +132,13 @@ impl AdapterTensors {
         config: &AdapterConfig,
         arch: Arch,
     ) -> Result<Option<(String, FileTensor)>> {
-        if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            let what = format!("tensor {} is {:?}; supported: F32, BF16, F16", tensor.name, tensor.dtype);
-            return Err(self.error(what));
-        }
         let name = tensor.name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&tensor.name);
         let wrappers = [".base_layer.", ".modules_to_save.default.", ".modules_to_save."];
         let name = wrappers.iter().fold(name.to_string(), |name, wrapper| name.replace(wrapper, "."));
-        let name = Naming::text_name(&name);
+        // Transformers 5 calls every sparse branch `mlp`.
+        let sparse = &arch.family().modules.sparse;
+        let name =
+            Naming::text_name(&name).replacen(".mlp.gate.", &format!(".{}.{}.", sparse.module, sparse.router), 1);
         const KINDS: [(&str, &str); 6] = [
             (".lora_A.weight", ".weight"),
             (".lora_B.weight", ".weight"),
@@ -361,23 +374,31 @@ impl AdapterTensors {
         }
     }
 
+    /// The products of experts, by the matrix that each is added to.
+    pub fn stacked(&self) -> Result<Vec<(String, LowRank)>> {
+        let products = self.stacks.iter().map(|stack| {
+            let (a, b) = (self.values(&stack.a)?, self.values(&stack.b)?);
+            Ok(stack.products(&a, &b))
+        });
+        Ok(products.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+
     /// The product that is added to the tensor.
     pub fn product(&self, change: &Change) -> Result<Option<LowRank>> {
         let Some(ProductParts { a, b: Some(b), transposed, scale, magnitude, .. }) = &change.added else {
             return Ok(None);
         };
-        let (transposed, factors) = (*transposed, None);
+        let transposed = *transposed;
         let magnitude = magnitude.as_ref().map(|magnitude| self.values(magnitude)).transpose()?;
         let (rank, inputs) = a.as_ref().map_or((1, 1), |a| (a.shape[0], a.shape[1]));
         let (outputs, scale) = (b.shape[0], *scale);
         let (a, b) = (a.as_ref().map_or(Ok(vec![1.0]), |a| self.values(a))?, self.values(b)?);
-        Ok(Some(match transposed {
-            false => LowRank { a, b, rank, columns: inputs, scale, transposed, magnitude, factors },
-            true => {
-                let (a, b) = (transpose(&b, outputs, rank), transpose(&a, rank, inputs));
-                LowRank { a, b, rank, columns: outputs, scale, transposed, magnitude, factors }
-            }
-        }))
+        let mut product = match transposed {
+            false => LowRank::new(a, b, [rank, inputs], scale),
+            true => LowRank::new(transpose(&b, outputs, rank), transpose(&a, rank, inputs), [rank, outputs], scale),
+        };
+        (product.transposed, product.magnitude) = (transposed, magnitude);
+        Ok(Some(product))
     }
 }
 
@@ -387,38 +408,4 @@ fn is_table(name: &str) -> bool {
 
 fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
-}
-
-impl LowRank {
-    /// The same sums of the same products.
-    fn has_factors_of(&self, other: &LowRank) -> bool {
-        (self.rank, self.columns, self.scale) == (other.rank, other.columns, other.scale)
-            && (&self.a, &self.b) == (&other.a, &other.b)
-    }
-    /// How many outputs DoRA scales.
-    pub fn scaled(&self) -> usize {
-        self.magnitude.as_ref().map_or(0, Vec::len)
-    }
-    /// The output that an element of the matrix belongs to.
-    pub fn output(&self, at: usize) -> usize {
-        if self.transposed { at % self.columns } else { at / self.columns }
-    }
-    /// Scales the sums of [`LowRank::add`] from now on, given the sums of squares of each output's.
-    pub fn normalize(&mut self, squares: &[f64]) {
-        let Some(magnitude) = &self.magnitude else { return };
-        let factors = magnitude.iter().zip(squares).map(|(m, squares)| (f64::from(*m) / squares.sqrt()) as f32);
-        self.factors = Some(factors.collect());
-    }
-    /// Adds the product's elements from `at` on to `w`, and scales the sums.
-    pub fn add(&self, at: usize, w: &mut [f32]) {
-        for (i, w) in w.iter_mut().enumerate() {
-            let (row, column) = ((at + i) / self.columns, (at + i) % self.columns);
-            let b = &self.b[row * self.rank..(row + 1) * self.rank];
-            let dot: f32 = b.iter().enumerate().map(|(k, b)| b * self.a[k * self.columns + column]).sum();
-            *w += self.scale * dot;
-            if let Some(factors) = &self.factors {
-                *w *= factors[self.output(at + i)];
-            }
-        }
-    }
 }

@@ -5,4 +5,5 @@ mod names; // tensors of a layout by name
 mod recurrent; // of mixers other than attention
 mod table; // what each family calls things
 
+pub use names::expert_names;
 pub use table::Family;

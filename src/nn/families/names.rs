@@ -1,5 +1,6 @@
 //! Layouts from names: tensors as files have them, whole or cut to a rank's share. Never decides what a layer has.
 use crate::device::ops::RmsNormShape;
+use crate::nn::families::table::SparseNames;
 use crate::nn::latent::LatentProjections;
 use crate::nn::layout::{Init, Layout, Tp, columns_name, half_name, slice_name};
 use crate::nn::linear::Linear;
@@ -210,4 +211,17 @@ impl Names<'_> {
     pub fn branch_norm(&mut self, has: bool, name: &str) -> Norm {
         if has { self.norm(name, self.spec.dim) } else { Norm::Absent }
     }
+}
+
+/// Gate, up and down of expert `e` of block `i`. None where a file holds them in another form than as matrices.
+pub fn expert_names(spec: &Spec, i: usize, e: usize) -> Option<[String; 3]> {
+    let &SparseNames { module, expert, stacked, transposed, .. } = &spec.arch.family().modules.sparse;
+    if transposed || !spec.gated() || spec.experts.as_ref().is_none_or(|experts| experts.clamp.is_some()) {
+        return None;
+    }
+    let block = format!("model.layers.{i}.");
+    Some(match stacked.map(|whole| whole.map(|name| format!("{block}{name}"))) {
+        None => expert.map(|kind| format!("{block}{module}.experts.{e}.{kind}.weight")),
+        Some([gate_up, down]) => [half_name(&gate_up, e, 0), half_name(&gate_up, e, 1), slice_name(&down, e)],
+    })
 }
