@@ -90,6 +90,7 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
 
     for (key, value, why) in [
         ("target_parameters", json!(["experts.bias"]), "adapters of other parameters than those of experts"),
+        ("use_dora", json!(true), "DoRA of model.layers.0.mlp.experts is not supported"),
         ("rank_pattern", json!({}), "of model.layers.0.mlp.experts; for this model and rank 2 the inner size is 2 * 3"),
     ] {
         let text = refused(dir.path(), "qwen3_moe", &copied("stacked", &|config| config[key] = value.clone()));

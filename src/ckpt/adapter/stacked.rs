@@ -56,6 +56,9 @@ impl Stack {
         let (Some(block), Some(kind)) = (block, &spec.experts) else {
             return Err(format!("has tensor {}, and this model has no {module}", a.name));
         };
+        if config.dora {
+            return Err(format!("DoRA of {module} is not supported: {MERGE}"));
+        }
         let names = (0..kind.count).map(|e| expert_names(spec, block, e)).collect::<Option<Vec<_>>>();
         let names = names.ok_or_else(|| format!("adapters of {module} in this model are not supported: {MERGE}"))?;
         let shapes = || format!("{:?} and {:?} of {module}", a.shape, b.shape);

@@ -82,7 +82,9 @@ impl AdapterTensors {
                 Some(FactorName { module, depth, is_b }) => {
                     let factors = stacks.entry((module.to_string(), depth)).or_default();
                     let place = if is_b { &mut factors.b } else { &mut factors.a };
-                    place.get_or_insert(tensor);
+                    if let Some(other) = place.replace(tensor) {
+                        return Err(this.error(format!("has tensor {} under two names", other.name)));
+                    }
                 }
                 None => twins.extend(this.place(tensor, &config, spec.arch)?),
             }

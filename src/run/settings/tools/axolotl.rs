@@ -95,7 +95,7 @@ fn name_template(keys: &mut FileTree) {
     }
 }
 
-/// Its tokens must be those of the tokenizer. Rows are never padded.
+/// Its tokens must be those of the tokenizer, but for the one that pads.
 fn special_tokens(value: &Value, out: &mut Rewriting) -> Result<()> {
     let Some(tokens) = value.as_object() else {
         return Err(out.refuse("special_tokens", value, "expected names with their tokens"));
@@ -104,7 +104,7 @@ fn special_tokens(value: &Value, out: &mut Rewriting) -> Result<()> {
     for (name, token) in tokens.iter().filter(|(_, token)| !token.is_null()) {
         let at = format!("special_tokens.{}", quote(name));
         match token.as_str() {
-            Some(_) if name == "pad_token" => out.idle(&at, "rows are never padded to a common length (Axolotl)"),
+            Some(_) if name == "pad_token" => out.set(&at, token.clone(), &at)?, // a row of `synonyms.tsv`
             Some(token) => expected.push(format!("{name}={token}")),
             None => return Err(out.refuse(&at, token, "expected a token")),
         }
