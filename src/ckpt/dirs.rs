@@ -233,6 +233,11 @@ pub(super) fn publish(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     disk.sync_dir(parent(to))
 }
 
+/// The directory of the checkpoint of `step`.
+pub fn of_step(dir: &Path, step: u64) -> PathBuf {
+    dir.join(name(step))
+}
+
 /// Makes `pointer` (`latest` or `best`) name the checkpoint of `step`.
 pub(super) fn point(disk: &Disk, dir: &Path, pointer: &str, step: u64) -> Result<()> {
     let unfinished = dir.join(format!("{UNFINISHED}{pointer}"));

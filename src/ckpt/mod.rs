@@ -45,7 +45,7 @@ pub mod gguf; // one file for llama.cpp
 
 pub use checkpointer::Checkpointer;
 pub use companions::Companions;
-pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, prepare, resolve};
+pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, of_step, prepare, resolve};
 pub use evaluations::Evaluations;
 pub use json::KeysOnce;
 pub use load::{CarriedSize, carried, inspect, inspect_model, inspect_trained_adapter};

@@ -143,6 +143,10 @@ fn the_best_checkpoint_is_kept_and_named_and_can_be_resumed() {
         assert_eq!(evaluations(&job.path("b.jsonl")).last(), Some(&(step, loss)));
         assert!(events(&job.path("b.jsonl"), "step").is_empty() && job.path("hf/model.safetensors").exists());
     }
+    // A run that ends with loading it exports the same.
+    job.run(FSDP, &format!("{SAVES} --load-best --ckpt-dir loads --save-hf loaded"));
+    let weights = |dir: &str| fs::read(job.path(dir).join("model.safetensors")).unwrap();
+    assert!(weights("loaded") == weights("hf") && weights("loaded") != weights("loads/step-00000024"));
     let texts = ["--resume best", &format!("--resume ck/{name}")].map(|from| {
         let text =
             job.command(FSDP, &format!("--ckpt-dir ck --generate ab --max-new-tokens 8 {from}")).output().unwrap();
@@ -279,7 +283,9 @@ fn settings_without_comparable_losses_or_checkpoints_are_refused() {
     for (args, says) in [
         ("--save-on-best", "--save-on-best needs a checkpoint directory: add --ckpt-dir DIR"),
         ("--save-on-best --no-eval --ckpt-dir ck", "--no-eval is set"),
-        ("--patience 2", "--patience 2 counts evaluations during the run: add --eval-every STEPS"),
+        ("--load-best", "--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best"),
+        ("--load-best --save-on-best --ckpt-dir ck", "--load-best compares evaluations during the run: add --eval-every STEPS"),
+        ("--patience 2", "--patience 2 compares evaluations during the run: add --eval-every STEPS"),
         ("--patience 0 --eval-every 2", "patience is 0"),
         ("--resume best --ckpt-dir ck", "ck/best: no such file; it is written with --save-on-best"),
     ] {
@@ -310,12 +316,14 @@ fn each_stage_and_adapter_has_its_own_best() {
     assert_eq!(events(&job.path("m.jsonl"), "run").len(), 3);
 
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
-    let lora = format!("{SAVES} --ckpt-dir lora --lora-rank 4 --save-adapter adapter");
+    let lora = format!("{SAVES} --load-best --ckpt-dir lora --lora-rank 4 --lr 0.3 --save-adapter adapter");
     let mut command = Command::new(FSDP);
     command.current_dir(job.0.path()).arg("--pretrain").arg(base).args(lora.split_whitespace());
-    let rest = "--dataset synthetic --max-len 16 --batch-size 2 --warmup-steps 0 --no-sample";
+    let rest = "--dataset t.jsonl --max-len 16 --batch-size 2 --lr-scheduler constant --warmup-steps 0 --no-sample";
     let out = command.args(rest.split_whitespace()).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    assert!(job.named("lora", "best").join("adapter_model.safetensors").exists());
+    let weights = |dir: PathBuf| fs::read(dir.join("adapter_model.safetensors")).unwrap();
+    let (best, newest) = (weights(job.named("lora", "best")), weights(job.named("lora", "latest")));
+    assert!(best != newest && best == weights(job.path("adapter")));
     assert!(kept(&job.named("lora", "latest"))["best_saved"] == true);
 }

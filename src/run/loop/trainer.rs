@@ -312,6 +312,7 @@ impl<'a> Trainer<'a> {
         self.save(false)?;
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
+        self.load_best()?;
         let exported = export::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
         self.watch.trained(&exported);
         self.tracer.phase(self.position.step, "sample");
@@ -319,6 +320,18 @@ impl<'a> Trainer<'a> {
         self.tracer.end(self.rank.mesh)?;
         let stopped = self.is_stopped() && self.position.step < plan.steps();
         self.watch.end(self.position.step, self.evaluations.as_ref().filter(|_| stopped))
+    }
+
+    /// With --load-best, the model of the lowest evaluation loss takes the place of the last one. Collective.
+    fn load_best(&mut self) -> Result<()> {
+        let best = self.evaluations.as_ref().and_then(Evaluations::best_checkpoint);
+        let (Some(dir), Some(best)) = (self.rank.plan.loads_best(), best) else { return Ok(()) };
+        if best != self.position.step {
+            let (store, optimizer) = self.engine.state();
+            self.checkpointer.load(&ckpt::of_step(dir, best), store, optimizer)?;
+            self.watch.say(LogLevel::Info, format_args!("best  step {best} had the lowest evaluation loss: it is loaded"));
+        }
+        Ok(())
     }
 
     /// Collects the trace of the steps before `next`, if they are traced.

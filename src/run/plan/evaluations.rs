@@ -1,4 +1,4 @@
-//! The best checkpoint (`--save-on-best`) and early stopping (`--patience`). Both compare each evaluation loss with the
+//! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each evaluation loss with the
 //! earlier ones, across restarts. Never evaluates.
 use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
@@ -14,16 +14,20 @@ fn flags(s: &Settings) -> Vec<String> {
 
 /// The settings have evaluations to compare, and a directory for the best checkpoint.
 pub fn check(s: &Settings) -> Result<()> {
-    let flags = flags(s);
+    let (saves, loads) = (s.checkpoint.save_on_best == Some(true), s.checkpoint.load_best == Some(true));
+    if loads && !saves {
+        return Err(Error::input("--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best"));
+    }
+    let mut flags = flags(s);
+    flags.extend(loads.then(|| "--load-best".to_string()));
     let Some((first, last)) = flags.first().zip(flags.last()) else { return Ok(()) };
-    let saves = s.checkpoint.save_on_best == Some(true);
     let lacks = [
         (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a checkpoint directory: add --ckpt-dir DIR"),
         (s.run.eval != Some(true), first, "compares evaluation losses, but --no-eval is set: remove one of them"),
         (
-            s.run.patience.is_some() && s.run.eval_every.is_none_or(|every| every == StepInterval::Steps(0)),
+            (loads || s.run.patience.is_some()) && s.run.eval_every.is_none_or(|every| every == StepInterval::Steps(0)),
             last,
-            "counts evaluations during the run: add --eval-every STEPS",
+            "compares evaluations during the run: add --eval-every STEPS",
         ),
     ];
     match lacks.iter().find(|(lacks, ..)| *lacks) {

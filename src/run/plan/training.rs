@@ -232,6 +232,10 @@ impl Plan {
         let c = &self.settings.checkpoint;
         c.ckpt_dir.as_deref().filter(|_| c.save_on_best == Some(true))
     }
+    /// The same, if the run ends with loading it.
+    pub fn loads_best(&self) -> Option<&Path> {
+        self.saves_best().filter(|_| self.settings.checkpoint.load_best == Some(true))
+    }
     pub fn steps(&self) -> u64 {
         self.schedule.total
     }

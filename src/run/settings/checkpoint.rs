@@ -18,6 +18,9 @@ pub struct CheckpointSettings {
     /// Also save a checkpoint after each evaluation with the lowest loss so far; DIR/best names it
     #[arg(long)]
     pub save_on_best: Option<bool>,
+    /// At the end, load the checkpoint that save-on-best kept: exports are of it
+    #[arg(long)]
+    pub load_best: Option<bool>,
     /// Number of newest checkpoints to keep, plus the best one with save-on-best; 0: all
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
