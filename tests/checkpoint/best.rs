@@ -284,7 +284,10 @@ fn settings_without_comparable_losses_or_checkpoints_are_refused() {
         ("--save-on-best", "--save-on-best needs a checkpoint directory: add --ckpt-dir DIR"),
         ("--save-on-best --no-eval --ckpt-dir ck", "--no-eval is set"),
         ("--load-best", "--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best"),
-        ("--load-best --save-on-best --ckpt-dir ck", "--load-best compares evaluations during the run: add --eval-every STEPS"),
+        (
+            "--load-best --save-on-best --ckpt-dir ck",
+            "--load-best compares evaluations during the run: add --eval-every STEPS",
+        ),
         ("--patience 2", "--patience 2 compares evaluations during the run: add --eval-every STEPS"),
         ("--patience 0 --eval-every 2", "patience is 0"),
         ("--resume best --ckpt-dir ck", "ck/best: no such file; it is written with --save-on-best"),

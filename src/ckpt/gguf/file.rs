@@ -4,6 +4,7 @@ use super::codes::GgmlCode;
 use super::header::TENSOR_ALIGN;
 use crate::base::{Error, Result, open, quote};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -26,6 +27,21 @@ pub enum GgufValue {
     Ints(Vec<i64>),
     Floats(Vec<f32>),
     Texts(Vec<String>),
+}
+
+/// As JSON shows it.
+impl fmt::Display for GgufValue {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            GgufValue::Int(n) => write!(f, "{n}"),
+            GgufValue::Float(x) => write!(f, "{x}"),
+            GgufValue::Bool(yes) => write!(f, "{yes}"),
+            GgufValue::Text(text) => write!(f, "{text:?}"),
+            GgufValue::Ints(list) => write!(f, "{list:?}"),
+            GgufValue::Floats(list) => write!(f, "{list:?}"),
+            GgufValue::Texts(list) => write!(f, "{list:?}"),
+        }
+    }
 }
 
 /// A tensor in a file. `offset` is the position of its first byte in the file.

@@ -152,6 +152,10 @@ fn is_of(types: &str, model_type: &str) -> bool {
 pub fn translated(map: &Map<String, Value>) -> Result<Map<String, Value>> {
     let (mut map, model_type) = (map.clone(), map.get("model_type").and_then(Value::as_str).unwrap_or_default());
     let model_type = model_type.to_string();
+    // Its class reads these under other names only.
+    for inert in ["rope_theta", "partial_rotary_factor"].iter().filter(|_| model_type == "gpt_neox") {
+        map.shift_remove(*inert);
+    }
     for (_, theirs, ours) in NAMES.iter().chain(&OLDER).filter(|(of, ..)| is_of(of, &model_type)) {
         let Some(value) = map.shift_remove(*theirs) else { continue };
         if map.get(*ours).is_some_and(|other| *other != value) {
@@ -249,6 +253,9 @@ mod tests {
                                  "num_key_value_heads": 2}));
         let pythia = pythia.unwrap();
         assert_eq!((pythia.rotary_dim, pythia.rope.unwrap().theta, pythia.kv_heads), (Some(2), 2000.0, 6));
+        // transformers reads the other families' names of these nowhere.
+        let inert = read(json!({"model_type": "gpt_neox", "rope_theta": 500.0, "partial_rotary_factor": 1.0})).unwrap();
+        assert_eq!((inert.rotary_dim, inert.rope.unwrap().theta), (Some(2), 10_000.0));
         let gpt_j =
             read(json!({"model_type": "gptj", "n_embd": 48, "n_head": 6, "n_inner": 40, "rotary_dim": 4})).unwrap();
         assert_eq!((gpt_j.arch, gpt_j.ff, gpt_j.rotary_dim), (Arch::GptJ, 40, Some(4)));

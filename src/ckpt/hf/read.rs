@@ -119,13 +119,14 @@ pub(super) fn has_equal_heads(arch: Arch) -> bool {
 
 /// Gemma's activation, and what else is only in its files.
 fn geglu(keys: &ConfigKeys, arch: Arch) -> Result<()> {
-    // The first class reads the first key, the others the second.
-    let (read, unused) = match arch {
-        Arch::Gemma => ("hidden_act", "hidden_activation"),
-        _ => ("hidden_activation", "hidden_act"),
+    const TANH: &str = "gelu_pytorch_tanh";
+    // The first class reads the first key, the others the second. The first files say "gelu" and mean the other.
+    let (read, unused, names) = match arch {
+        Arch::Gemma => ("hidden_act", "hidden_activation", &[TANH, "gelu"][..]),
+        _ => ("hidden_activation", "hidden_act", &[TANH][..]),
     };
     keys.get(unused);
-    keys.only(read, &[json!("gelu_pytorch_tanh")])?;
+    keys.only(read, &names.iter().map(|name| json!(name)).collect::<Vec<_>>())?;
     match arch {
         // Text is causal with it.
         Arch::Gemma4 => keys.only("use_bidirectional_attention", &[json!(false), json!("vision")])?,

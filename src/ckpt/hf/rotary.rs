@@ -71,6 +71,14 @@ pub fn rotaries(keys: &ConfigKeys, arch: Arch, sizes: (usize, usize)) -> Result<
             of.theta
         )));
     }
+    let typed = |old: &ConfigKeys| -> Result<bool> {
+        Ok(old.text("rope_type")?.is_none() && old.text("type")?.is_some_and(|kind| kind != "default"))
+    };
+    if two && class.is_none() && old.as_ref().map_or(Ok(false), typed)? {
+        return Err(Error::input(
+            "rope_scaling has no rope_type: transformers 4 scales by its type, and 5 does not. Say what is meant with rope_type",
+        ));
+    }
     let found = match (old, new) {
         (Some(_), Some(_)) => Err(Error::input("rope_scaling and rope_parameters are both present; remove one")),
         (Some(_), None) if class.is_some() => Err(keys.unsupported("rope_scaling", &[])),

@@ -122,6 +122,7 @@ fn unsupported_keys_are_named() {
         (&gemma2, "attn_logit_softcapping", json!("50"), "attn_logit_softcapping"),
         (&gemma3, "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
         (&gemma3, "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4}), "rope_parameters.rope_t"),
+        (&gemma3, "rope_scaling", json!({"type": "linear", "factor": 8.0}), "rope_scaling has no rope_type"),
         (&gpt, "activation_function", json!("silu"), "activation_function"),
         (&gpt, "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
         (&gpt, "n_head", json!(5), "num_heads"),

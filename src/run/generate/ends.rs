@@ -7,6 +7,9 @@ use crate::run::settings::Settings;
 use serde_json::Value;
 use std::path::Path;
 
+/// What files have in the place of a token that there is not.
+const NONE: i64 = -1;
+
 /// End-of-text tokens: `eos_token_id` of generation_config.json, else of config.json, and the tokenizer's own.
 pub(super) fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut stop: Vec<u32> = tokenizer.eos().into_iter().collect();
@@ -20,7 +23,7 @@ pub(super) fn stop_tokens(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32
             Value::Array(ids) => ids.clone(),
             one => vec![one.clone()],
         };
-        for id in ids {
+        for id in ids.iter().filter(|id| **id != NONE) {
             let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
             stop.push(number.ok_or_else(|| bad(format!("eos_token_id {id}: it must be a token id")))?);
         }

@@ -329,7 +329,8 @@ impl<'a> Trainer<'a> {
         if best != self.position.step {
             let (store, optimizer) = self.engine.state();
             self.checkpointer.load(&ckpt::of_step(dir, best), store, optimizer)?;
-            self.watch.say(LogLevel::Info, format_args!("best  step {best} had the lowest evaluation loss: it is loaded"));
+            self.watch
+                .say(LogLevel::Info, format_args!("best  step {best} had the lowest evaluation loss: it is loaded"));
         }
         Ok(())
     }

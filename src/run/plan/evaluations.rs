@@ -1,5 +1,5 @@
-//! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each evaluation loss with the
-//! earlier ones, across restarts. Never evaluates.
+//! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each evaluation
+//! loss with the earlier ones, across restarts. Never evaluates.
 use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, same_place};
@@ -16,7 +16,9 @@ fn flags(s: &Settings) -> Vec<String> {
 pub fn check(s: &Settings) -> Result<()> {
     let (saves, loads) = (s.checkpoint.save_on_best == Some(true), s.checkpoint.load_best == Some(true));
     if loads && !saves {
-        return Err(Error::input("--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best"));
+        return Err(Error::input(
+            "--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best",
+        ));
     }
     let mut flags = flags(s);
     flags.extend(loads.then(|| "--load-best".to_string()));

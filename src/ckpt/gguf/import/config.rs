@@ -21,9 +21,10 @@ const FAMILIES: [(&str, &str, &str); 8] = [
     ("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"),
 ];
 
+const WINDOW: &str = "attention.sliding_window";
+
 /// Keys of a model that change nothing here: what follows from the architecture or the tensors, and notes.
-const IDLE: [&str; 7] = [
-    "attention.causal",
+const IDLE: [&str; 6] = [
     "attention.layer_norm_epsilon",
     "attention.sliding_window_pattern", // the architecture's
     "rope.scaling.finetuned",
@@ -50,11 +51,17 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
     };
     let keys = ModelKeys { file, arch, asked: RefCell::default() };
     let mixtral = arch == "llama" && keys.number("expert_count")?.is_some_and(|n| n > 0.0);
-    let (family, class) = match (mixtral, keys.present("attention.sliding_window") && arch == "llama") {
+    let (family, class) = match (mixtral, keys.present(WINDOW) && arch == "llama") {
         (true, _) => ("mixtral", "MixtralForCausalLM"),
         (_, true) => ("mistral", "MistralForCausalLM"),
         _ => (*family, *class),
     };
+    if keys.get("attention.causal").is_some_and(|value| *value != GgufValue::Bool(true)) {
+        return Err(keys.wrong("attention.causal", "true: each token is predicted from those before"));
+    }
+    if !mixtral && keys.number("expert_count")? == Some(0.0) {
+        keys.only("expert_used_count", 0)?;
+    }
     let gemma = arch.starts_with("gemma");
     let mut map = object(json!({"architectures": [class], "model_type": family}));
     let mut put = |key: &str, value: Value| drop(map.insert(key.into(), value));
@@ -85,7 +92,7 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
             put("attention_bias", json!(has("blk.0.attn_q.bias")));
             put("mlp_bias", json!(has("blk.0.ffn_up.bias")));
         }
-        "mistral" => put("sliding_window", json!(keys.size("attention.sliding_window")?)),
+        "mistral" => put("sliding_window", json!(keys.size(WINDOW)?)),
         "mixtral" => put("sliding_window", Value::Null),
         "qwen2" => put("use_sliding_window", json!(false)),
         "qwen3" | "qwen3_moe" => {
@@ -96,9 +103,12 @@ pub fn config(file: &GgufFile, divisors: &[f32]) -> Result<Map<String, Value>> {
     }
     if gemma {
         put("hidden_activation", json!("gelu_pytorch_tanh"));
-        put("sliding_window", json!(keys.size("attention.sliding_window")?));
-        put("attn_logit_softcapping", json!(keys.number("attn_logit_softcapping")?));
-        put("final_logit_softcapping", json!(keys.number("final_logit_softcapping")?));
+        // The first files of Gemma 2 have none of these keys: llama.cpp and transformers take the same values then.
+        let first = arch == "gemma2";
+        let window = if first { keys.each(WINDOW)?.unwrap_or(4096) } else { keys.size(WINDOW)? };
+        put("sliding_window", json!(window));
+        put("attn_logit_softcapping", json!(keys.number("attn_logit_softcapping")?.or(first.then_some(50.0))));
+        put("final_logit_softcapping", json!(keys.number("final_logit_softcapping")?.or(first.then_some(30.0))));
         // llama.cpp knows the two models whose scale is another by their depth.
         let largest = if arch == "gemma2" { 46 } else { 62 };
         let scalar = if layers == largest { dim / heads.max(1) } else { head_dim };
@@ -151,9 +161,11 @@ fn experts(keys: &ModelKeys, family: &str, put: &mut dyn FnMut(&str, Value)) -> 
 
 /// `rope_scaling` of transformers.
 fn scaling(keys: &ModelKeys, divisors: &[f32], base: f64) -> Result<Option<Value>> {
-    let kind = keys.text("rope.scaling.type")?.unwrap_or("none");
     let factor = keys.number("rope.scaling.factor")?;
-    let original = keys.number("rope.scaling.original_context_length")?.map(|n| n as u64);
+    // As in llama.cpp: 0 scales nothing.
+    let unnamed = if factor.is_some_and(|factor| ![0.0, 1.0].contains(&factor)) { "linear" } else { "none" };
+    let kind = keys.text("rope.scaling.type")?.unwrap_or(unnamed);
+    let original = keys.number("rope.scaling.original_context_length")?.map(|n| n as usize);
     if !divisors.is_empty() {
         return match kind {
             "none" => llama3(divisors, base).map(Some),
@@ -165,7 +177,10 @@ fn scaling(keys: &ModelKeys, divisors: &[f32], base: f64) -> Result<Option<Value
         "linear" => Ok(Some(json!({"rope_type": "linear", "factor": factor}))),
         "yarn" => {
             let mut map = object(json!({"rope_type": "yarn", "factor": factor}));
-            map.insert("original_max_position_embeddings".into(), json!(original));
+            map.insert(
+                "original_max_position_embeddings".into(),
+                json!(original.map_or_else(|| keys.size("context_length"), Ok)?),
+            );
             for (key, name) in [
                 ("yarn_attn_factor", "attention_factor"),
                 ("yarn_beta_fast", "beta_fast"),
@@ -240,7 +255,8 @@ impl ModelKeys<'_> {
         self.get(key).is_some()
     }
     fn wrong(&self, key: &str, must: &str) -> Error {
-        Error::input(format!("{}.{key} is {:?}; it must be {must}", self.arch, self.get(key)))
+        let found = self.get(key).map_or_else(|| "missing".into(), GgufValue::to_string);
+        Error::input(format!("{}.{key} is {}; it must be {must}", self.arch, quote(found)))
     }
     fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
@@ -299,8 +315,70 @@ impl ModelKeys<'_> {
             Some((key, value)) => Err(Error::input(format!(
                 "{} is {}: it may change what the model computes, which is not supported",
                 quote(key),
-                quote(format_args!("{value:?}"))
+                quote(value)
             ))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::codes::GgmlCode;
+    use super::super::super::file::GgufPlace;
+    use super::*;
+
+    /// The config of a file with these keys, and with the others that it needs.
+    fn read(arch: &str, more: &[(&str, GgufValue)]) -> std::result::Result<Map<String, Value>, String> {
+        let sizes = ["embedding_length", "block_count", "attention.head_count", "feed_forward_length"];
+        let mut file = GgufFile::default();
+        let mut put = |key: &str, value: GgufValue| drop(file.keys.insert(format!("{arch}.{key}"), value));
+        sizes.iter().for_each(|key| put(key, GgufValue::Int(4)));
+        put("context_length", GgufValue::Int(256));
+        put("attention.layer_norm_rms_epsilon", GgufValue::Float(1e-5));
+        more.iter().for_each(|(key, value)| put(key, value.clone()));
+        file.keys.insert("general.architecture".into(), GgufValue::Text(arch.into()));
+        let place = GgufPlace { file: 0, shape: vec![8, 4], code: GgmlCode::F32, offset: 0 };
+        file.tensors.insert("token_embd.weight".into(), place);
+        config(&file, &[]).map_err(|e| e.to_string())
+    }
+
+    /// What llama.cpp takes where a key is missing.
+    #[test]
+    fn missing_keys_mean_what_they_mean_in_llama_cpp() {
+        let gemma = read("gemma2", &[]).unwrap();
+        let of = |key: &str| gemma[key].as_f64();
+        assert_eq!(
+            [of("sliding_window"), of("attn_logit_softcapping"), of("final_logit_softcapping")],
+            [Some(4096.0), Some(50.0), Some(30.0)]
+        );
+        let one = read("gemma2", &[("final_logit_softcapping", GgufValue::Float(20.0))]).unwrap();
+        assert_eq!([&one["attn_logit_softcapping"], &one["final_logit_softcapping"]], [&json!(50.0), &json!(20.0)]);
+        assert!(read("gemma3", &[]).unwrap_err().contains("gemma3.attention.sliding_window is missing"));
+
+        let factor = ("rope.scaling.factor", GgufValue::Float(4.0));
+        let kind = |name: &str| ("rope.scaling.type", GgufValue::Text(name.into()));
+        let scaled = |keys: &[(&str, GgufValue)]| read("llama", keys).unwrap().get("rope_scaling").cloned();
+        assert_eq!(scaled(&[factor.clone()]), Some(json!({"rope_type": "linear", "factor": 4.0})));
+        assert_eq!(scaled(&[factor.clone(), kind("none")]), None);
+        assert_eq!(scaled(&[("rope.scaling.factor", GgufValue::Float(0.0))]), None);
+        assert_eq!(scaled(&[factor, kind("yarn")]).unwrap()["original_max_position_embeddings"], 256);
+        assert!(
+            read("llama", &[("expert_count", GgufValue::Int(0)), ("expert_used_count", GgufValue::Int(0))]).is_ok()
+        );
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named_with_its_value() {
+        for (key, value, says) in [
+            ("attention.causal", GgufValue::Bool(false), "llama.attention.causal is false; it must be true"),
+            ("attention.head_count_kv", GgufValue::Ints(vec![2, 1]), "is [2, 1]; it must be equal in all layers"),
+            ("rope.dimension_count", GgufValue::Int(2), "llama.rope.dimension_count is 2; it must be"),
+            ("some.key", GgufValue::Bool(true), "llama.some.key is true: it may change what the model computes"),
+        ] {
+            let more = [(key, value), ("attention.key_length", GgufValue::Int(1))];
+            let what = read("llama", &more).unwrap_err();
+            assert!(what.contains(says), "{what}");
+        }
+        assert!(read("llama", &[("attention.causal", GgufValue::Bool(true))]).is_ok());
     }
 }

@@ -45,8 +45,9 @@ enum SplitRule {
 
 /// llama.cpp's names: the split, whether words of the vocabulary ignore merges, whether texts are in normal form C, and
 /// whether a text begins with a token if nothing says so.
-const SPLITS: [(&[&str], SplitRule, [bool; 3]); 7] = [
-    (&["gpt-2", "default", "phi-2", "jina-es", "jina-de", "mpt", "olmo", "jais"], SplitRule::Gpt2, [false; 3]),
+const SPLITS: [(&[&str], SplitRule, [bool; 3]); 8] = [
+    (&["gpt-2", "default", "phi-2", "jina-es", "jina-de", "jais"], SplitRule::Gpt2, [false; 3]),
+    (&["mpt", "olmo"], SplitRule::Gpt2, [false, true, false]), // GPT-NeoX's
     (&["llama-bpe", "llama3", "llama-v3", "falcon3"], SplitRule::Words(3), [true, false, true]),
     (&["smaug-bpe", "dbrx"], SplitRule::Words(3), [false; 3]),
     (&["qwen2", "stablelm2", "deepseek-r1-qwen"], SplitRule::Words(1), [false, true, false]),
@@ -272,11 +273,12 @@ fn merges(tokens: &[VocabToken]) -> Vec<Value> {
     let ids: HashMap<&str, usize> =
         tokens.iter().enumerate().filter(|(_, t)| merged(t)).map(|(id, t)| (&t.text[..], id)).collect();
     let mut order: Vec<usize> = (0..tokens.len()).filter(|id| merged(&tokens[*id])).collect();
-    // Pieces that users defined are matched before all others.
-    let rank = |id: &usize| if tokens[*id].kind == USER_DEFINED { f32::INFINITY } else { tokens[*id].score };
-    order.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
-    let mut all = Vec::new();
+    // Pieces that users defined are matched before all others, the longest first.
     let chars = |id: usize| tokens[id].text.chars().count();
+    let rank = |id: &usize| if tokens[*id].kind == USER_DEFINED { f32::INFINITY } else { tokens[*id].score };
+    let length = |id: &usize| if rank(id).is_finite() { 0 } else { chars(*id) };
+    order.sort_by(|a, b| rank(b).total_cmp(&rank(a)).then_with(|| length(b).cmp(&length(a))));
+    let mut all = Vec::new();
     for group in order.chunk_by(|a, b| rank(a) == rank(b) && rank(a).is_finite()) {
         let mut found = Vec::new();
         for &id in group {
@@ -412,5 +414,26 @@ impl<'a> TokenizerKeys<'a> {
             .enumerate()
             .map(|(id, text)| VocabToken { text: text.clone(), kind: kind(id), score: score(id) })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So that long runs become the tokens of Gemma 3's own tokenizer, whose merges are in this order.
+    #[test]
+    fn the_longest_pieces_that_users_defined_are_merged_first() {
+        let token = |(text, kind): (&str, i32)| VocabToken { text: text.into(), kind, score: 0.0 };
+        let pieces = [
+            ("\n", NORMAL),
+            ("\n\n", USER_DEFINED),
+            ("\n\n\n", USER_DEFINED),
+            ("ab", NORMAL),
+            ("a", NORMAL),
+            ("b", NORMAL),
+        ];
+        let expected = [["\n\n", "\n"], ["\n", "\n\n"], ["\n", "\n"], ["a", "b"]].map(|pair| json!(pair));
+        assert_eq!(merges(&pieces.map(token)), expected);
     }
 }
