@@ -1,5 +1,5 @@
-//! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each evaluation
-//! loss with the earlier ones, across restarts. Never evaluates.
+//! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each
+//! evaluation loss with the earlier ones, across restarts. Never evaluates.
 use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, same_place};
