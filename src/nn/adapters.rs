@@ -1,11 +1,12 @@
 //! Attaches adapters to the layers of a model. Never changes layouts.
+use super::arch::Arch;
 use super::block::DecoderBlock;
 use super::layout::Layout;
 use super::lora::{Lora, is_adapter};
 use super::per_layer::PerLayerRoot;
 use super::product_buffers::ProductWidths;
 use super::root::Root;
-use super::spec::{Arch, Spec};
+use super::spec::Spec;
 use crate::base::{Error, Result};
 
 /// Attaches the adapters that `layouts` have, and adds what their products need to `widths`. Returns the hashed names

@@ -46,7 +46,7 @@ pub struct DeltaBranch {
     /// Factors of what the matrix of Mamba 2 gives: z, values, keys, queries and a. Those of the convolution's inputs
     /// are factors of its filters.
     pub factors: [f32; 5],
-    /// See [`DeltaNet::has_own_filters`](super::spec::DeltaNet::has_own_filters).
+    /// See [`DeltaNet::has_own_filters`](super::recurrence::DeltaNet::has_own_filters).
     pub own_filters: bool,
     pub taps: usize,
     /// Segments (H).

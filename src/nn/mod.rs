@@ -5,6 +5,8 @@
 //! shapes of their segments. Parts and blocks are immutable plans, with every buffer passed in. In reading order:
 mod row_transform; // norms and limits of projected rows
 pub mod rotary; // rotary positions as a table
+mod arch; // the families
+mod recurrence; // mixers with a state, as numbers
 pub mod spec; // a model as numbers
 mod spec_blocks; // what it says about each block
 mod spec_check; // whether it fits together
@@ -57,6 +59,7 @@ mod decoder; // the one layer loop
 mod teach; // a frozen teacher
 mod predict; // next tokens
 
+pub use arch::Arch;
 pub use cache::{CacheSize, PAGE};
 pub use context::{Batch, LabeledRows};
 pub use decoder::{Decoder, Micro, Minimized};
@@ -68,12 +71,10 @@ pub use lora::{
     ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, is_path_end, linear_module, linear_modules,
 };
 pub use recompute::Checkpointing;
+pub use recurrence::{DeltaForm, DeltaNet, Mamba, Recurrence};
 pub use rotary::{QueryGrowth, Rotary, Scaling};
 pub use sequences::{LossRows, Scored, SequenceBuffers, SequenceLoss, SequenceRows};
-pub use spec::{
-    Activation, Arch, BlockFactors, Branch, DeltaForm, DeltaNet, Experts, HeadSizes, Latent, Mamba, Recurrence,
-    RowNorm, Spec,
-};
+pub use spec::{Activation, BlockFactors, Branch, Experts, HeadSizes, Latent, RowNorm, Spec};
 pub use split::{Cuts, Groups, Slice, SpGrid, SpImpl, Split};
 pub use store::{Grads, ParamStore, Pass, ROOT, Weights};
 pub use teach::TeacherPass;

@@ -1,9 +1,11 @@
 //! A [`Spec`] as layers: each layer's layout and plan, by family. Never allocates.
+use super::arch::Arch;
 use super::block::DecoderBlock;
 use super::families::{gpt, llama};
 use super::layout::Layout;
+use super::recurrence::Recurrence;
 use super::root::Root;
-use super::spec::{Arch, Recurrence, Spec};
+use super::spec::Spec;
 use super::split::Split;
 
 impl Spec {

@@ -1,7 +1,8 @@
 //! What mixers other than attention save for backward, their scratch, and what sequences that are generated go on from.
 //! Never computes.
 use super::context::Cx;
-use super::spec::{DeltaForm, DeltaNet, Recurrence, Spec};
+use super::recurrence::{DeltaForm, DeltaNet, Recurrence};
+use super::spec::Spec;
 use super::split::Groups;
 use super::tensor::{Tensor, TensorShape, table};
 use crate::base::{Category, DType, Result};

@@ -1,6 +1,8 @@
 //! What a model's spec says about its blocks, one by one or together. Never checks it.
+use super::arch::Arch;
+use super::recurrence::Recurrence;
 use super::rotary::Rotary;
-use super::spec::{Activation, Arch, BlockFactors, Branch, Experts, HeadSizes, Recurrence, Spec};
+use super::spec::{Activation, BlockFactors, Branch, Experts, HeadSizes, Spec};
 
 impl Spec {
     /// The sizes of heads of all layers.

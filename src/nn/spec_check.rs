@@ -1,6 +1,8 @@
 //! Whether a model's sizes fit one another, with a message for each that does not. Never looks at a split or a device.
+use super::arch::Arch;
+use super::recurrence::{DeltaNet, Recurrence};
 use super::rotary::QueryGrowth;
-use super::spec::{Arch, DeltaNet, Experts, Recurrence, Spec};
+use super::spec::{Experts, Spec};
 use crate::base::{Error, Result};
 use crate::device::ops::{DeltaShape, MAX_TAPS, RouteRule, RouteShape, StateRule};
 

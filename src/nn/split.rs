@@ -1,6 +1,8 @@
 //! How the work inside a layer is split over the ranks of tp (heads, columns, vocabulary: Shoeybi et al. 2019,
 //! "Megatron-LM"), sp (tokens) and ep (experts): as data for plans, and as groups at run time. Never communicates.
-use super::spec::{Arch, DeltaNet, Experts, HeadSizes, Recurrence, RowNorm, Spec};
+use super::arch::Arch;
+use super::recurrence::{DeltaNet, Recurrence};
+use super::spec::{Experts, HeadSizes, RowNorm, Spec};
 use crate::base::{Error, Result};
 use crate::comm::{Axis, Collective, Mesh, solo::Solo};
 use crate::device::Device;

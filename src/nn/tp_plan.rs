@@ -4,7 +4,9 @@
 //! A plan reduces to which of four parts are sharded ([`Cuts`]) and whether norms see shards of the tokens. Two things
 //! differ from transformers, with the same values: logits are never gathered (`colwise_rep`), and the gradients of head
 //! norms are always summed (older plans of Gemma 3 do not say so).
-use super::spec::{Arch, DeltaForm, Recurrence, Spec};
+use super::arch::Arch;
+use super::recurrence::{DeltaForm, Recurrence};
+use super::spec::Spec;
 use super::split::Cuts;
 use crate::base::{Error, Result};
 use std::collections::BTreeMap;

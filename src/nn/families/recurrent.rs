@@ -6,7 +6,7 @@ use crate::nn::families::names::{BIAS, Names, WEIGHT};
 use crate::nn::layout::{Init, Tp};
 use crate::nn::linear::Linear;
 use crate::nn::norm::Norm;
-use crate::nn::spec::{DeltaForm, DeltaNet, Mamba};
+use crate::nn::recurrence::{DeltaForm, DeltaNet, Mamba};
 use crate::nn::split::Slice;
 
 /// A gated delta net, or with tp this rank's heads of it. `norm`: of its input.

@@ -1,5 +1,6 @@
 //! What each family calls its classes and modules: one row per family. Never holds numbers of a model.
-use crate::nn::spec::{Arch, Spec};
+use crate::nn::arch::Arch;
+use crate::nn::spec::Spec;
 
 /// A row of the table.
 pub struct Family {
