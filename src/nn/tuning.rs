@@ -5,6 +5,7 @@ use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, linear_mod
 use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
 use regex::Regex;
+use std::collections::HashSet;
 
 /// Every pattern is a regular expression that is searched for in the tensor's Hugging Face name
 /// (`model.layers.3.mlp.up_proj.weight`); `^` and `$` anchor it. A pattern that matches no tensor is an error.
@@ -12,6 +13,8 @@ use regex::Regex;
 pub struct Tuning {
     /// Frozen tensors: no gradient, no optimizer state, no reduction.
     pub freeze: Vec<String>,
+    /// The tensors that alone are trained, as far as they are not frozen; empty: all.
+    pub unfreeze: Vec<String>,
     /// Tensors without weight decay, in addition to norms and biases.
     pub no_decay: Vec<String>,
     /// Learning-rate factors; the last matching pattern applies.
@@ -37,6 +40,7 @@ impl Tuning {
         for pattern in &self.freeze {
             each("freeze", pattern, layouts, |segment| segment.storage = Storage::Frozen)?;
         }
+        self.freeze_others(layouts)?;
         for pattern in &self.no_decay {
             each("no_decay", pattern, layouts, |segment| segment.decay = false)?;
         }
@@ -50,7 +54,7 @@ impl Tuning {
             layouts.iter_mut().flat_map(|l| &mut l.segments).for_each(|segment| segment.decay = true);
         }
         if !layouts.iter().flat_map(|l| &l.segments).any(Segment::is_trained) {
-            return Err(Error::input("freeze leaves no trainable tensor: remove a pattern"));
+            return Err(Error::input("freeze and unfreeze leave no trainable tensor: remove a pattern"));
         }
         set_saved(layouts);
         match &self.fp8 {
@@ -61,6 +65,17 @@ impl Tuning {
             None if self.load_in_4bit => pack(layouts),
             None => Ok(()),
         }
+    }
+
+    /// Freezes what `unfreeze` does not name.
+    fn freeze_others(&self, layouts: &mut [Layout]) -> Result<()> {
+        let mut named = HashSet::new();
+        for pattern in &self.unfreeze {
+            each("unfreeze", pattern, layouts, |segment| drop(named.insert(segment.name.clone())))?;
+        }
+        let others = layouts.iter_mut().flat_map(|l| &mut l.segments).filter(|s| !named.contains(&s.name));
+        others.filter(|_| !self.unfreeze.is_empty()).for_each(|segment| segment.storage = Storage::Frozen);
+        Ok(())
     }
 }
 
@@ -190,6 +205,10 @@ mod tests {
         let trainable: Vec<bool> =
             applied(Tuning { freeze, ..Tuning::default() }).iter().map(Segment::is_trained).collect();
         assert_eq!(trainable, [false, true, false, false, true]);
+        let (unfreeze, freeze) = (texts(&["norm", r"layers\.[01]"]), texts(&[r"layers\.1\."]));
+        let trainable: Vec<bool> =
+            applied(Tuning { freeze, unfreeze, ..Tuning::default() }).iter().map(Segment::is_trained).collect();
+        assert_eq!(trainable, [false, true, true, false, true]);
         let lr_scale = vec![("layers".to_string(), 0.5), (r"layers\.10".to_string(), 2.0)];
         let tuned = applied(Tuning { no_decay: texts(&["embed"]), lr_scale, ..Tuning::default() });
         assert_eq!(tuned.iter().map(|s| s.decay).collect::<Vec<_>>(), [false, false, true, true, true]);
@@ -203,6 +222,8 @@ mod tests {
         assert!(unknown.contains(r#""layer.0""#) && unknown.contains("model.embed_tokens.weight"), "{unknown}");
         assert!(freeze(&["layers.("]).contains("unclosed group"));
         assert!(freeze(&["."]).contains("no trainable tensor"));
+        let unfreeze = Tuning { unfreeze: texts(&["embed", "layer.0"]), ..Tuning::default() };
+        assert!(refused(unfreeze).contains(r#"unfreeze: "layer.0" matches no tensor"#));
         let scale = Tuning { lr_scale: vec![("embed".into(), f32::NAN)], ..Tuning::default() };
         assert!(refused(scale).contains("NaN"));
     }

@@ -515,3 +515,18 @@ fn torchtitan_and_deepspeed_files() {
     let (read, _) = plan(&dir, "ds.json", &deepspeed.to_string(), flags);
     has(&read, &[("fsdp.zero_stage", json!(2)), ("batch.batch_size", json!(2))]);
 }
+
+/// As Spectrum writes them.
+#[test]
+fn parameters_that_axolotl_unfreezes_are_trained_alone() {
+    let dir = work();
+    let text = "base_model: model\ndatasets: [{path: alpaca.jsonl, type: alpaca}]\nunfrozen_parameters:\n\
+                - ^model.embed_tokens.weight$\n- model.layers.0.mlp.down_proj\n";
+    let (settings, _) = plan(&dir, "ax.yml", text, "");
+    has(&settings, &[("tune.unfreeze", json!(["^model.embed_tokens.weight$", "model.layers.0.mlp.down_proj"]))]);
+    fs::write(dir.path("ax.yml"), text.replace("layers.0", "layers.7")).unwrap();
+    let out = ran(&dir, FLATSHARD, "train ax.yml --nproc-per-node 1");
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("unfreeze: \"model.layers.7.mlp.down_proj\" matches no tensor"), "{said}");
+}

@@ -164,6 +164,7 @@ fn tuning(s: &Settings, spec: &Spec) -> Result<Tuning> {
     };
     Ok(Tuning {
         freeze: t.freeze.clone().unwrap_or_default(),
+        unfreeze: t.unfreeze.clone().unwrap_or_default(),
         no_decay: t.no_decay.clone().unwrap_or_default(),
         lr_scale: t.lr_scales()?,
         lora: l.rank.map(lora).transpose()?,

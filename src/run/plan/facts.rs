@@ -89,9 +89,10 @@ impl RunFacts<'_> {
             segments.map(|s| s.is_trained().then_some((s.decay, s.lr_scale))).collect()
         };
         let all = learns(decoder);
-        let (freeze, no_decay, lr_scale) = (&tuning.freeze, &tuning.no_decay, &tuning.lr_scale);
+        let Tuning { freeze, unfreeze, no_decay, lr_scale, .. } = tuning;
         for (name, is_empty, without) in [
             ("freeze", freeze.is_empty(), Tuning { freeze: Vec::new(), ..tuning.clone() }),
+            ("unfreeze", unfreeze.is_empty(), Tuning { unfreeze: Vec::new(), ..tuning.clone() }),
             ("no_decay", no_decay.is_empty(), Tuning { no_decay: Vec::new(), ..tuning.clone() }),
             ("lr_scale", lr_scale.is_empty(), Tuning { lr_scale: Vec::new(), ..tuning.clone() }),
         ] {

@@ -12,6 +12,10 @@ pub struct TuneSettings {
     #[arg(long, num_args = 1.., value_name = "PATTERN")]
     #[serde(deserialize_with = "one_or_many")]
     pub freeze: Option<Vec<String>>,
+    /// Train only tensors whose names match these regular expressions and not those of --freeze [default: all]
+    #[arg(long, num_args = 1.., value_name = "PATTERN")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub unfreeze: Option<Vec<String>>,
     /// No weight decay for tensors whose names match, in addition to norms and biases [default: none]
     #[arg(long, num_args = 1.., value_name = "PATTERN")]
     #[serde(deserialize_with = "one_or_many")]

@@ -358,7 +358,7 @@ mod tests {
         let factor = ("rope.scaling.factor", GgufValue::Float(4.0));
         let kind = |name: &str| ("rope.scaling.type", GgufValue::Text(name.into()));
         let scaled = |keys: &[(&str, GgufValue)]| read("llama", keys).unwrap().get("rope_scaling").cloned();
-        assert_eq!(scaled(&[factor.clone()]), Some(json!({"rope_type": "linear", "factor": 4.0})));
+        assert_eq!(scaled(std::slice::from_ref(&factor)), Some(json!({"rope_type": "linear", "factor": 4.0})));
         assert_eq!(scaled(&[factor.clone(), kind("none")]), None);
         assert_eq!(scaled(&[("rope.scaling.factor", GgufValue::Float(0.0))]), None);
         assert_eq!(scaled(&[factor, kind("yarn")]).unwrap()["original_max_position_embeddings"], 256);
