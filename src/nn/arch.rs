@@ -1,6 +1,7 @@
 //! The families of models, by the names of their tensors and the format of their config. Never says what one computes.
 
-/// The family whose tensor names and config format are used. What it computes is in the other fields of a [`Spec`].
+/// The family whose tensor names and config format are used. What it computes is in the other fields of
+/// [`Spec`](super::Spec).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arch {
     /// RMSNorm, rotary positions, grouped-query attention, a gated feed-forward layer (`LlamaForCausalLM`).

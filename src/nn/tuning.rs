@@ -71,7 +71,7 @@ impl Tuning {
     fn freeze_others(&self, layouts: &mut [Layout]) -> Result<()> {
         let mut named = HashSet::new();
         for pattern in &self.unfreeze {
-            each("unfreeze", pattern, layouts, |segment| drop(named.insert(segment.name.clone())))?;
+            each("unfreeze", pattern, layouts, |segment| named.extend([segment.name.clone()]))?;
         }
         let others = layouts.iter_mut().flat_map(|l| &mut l.segments).filter(|s| !named.contains(&s.name));
         others.filter(|_| !self.unfreeze.is_empty()).for_each(|segment| segment.storage = Storage::Frozen);
