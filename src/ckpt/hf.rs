@@ -11,6 +11,7 @@ mod gemma; // heads of two sizes
 mod granite; // multipliers
 mod keys;
 mod learned; // positions
+mod layers; // with windows, and with recurrences
 mod lfm2; // short convolutions
 mod lists; // of layers
 mod llama4; // experts with weighted inputs
@@ -206,7 +207,7 @@ fn rotary_family(spec: &Spec) -> Map<String, Value> {
         ["num_key_value_heads", "head_dim"].iter().for_each(|key| drop(map.shift_remove(*key)));
     }
     map.extend(object(windows(spec, of.window)));
-    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !read::has_mamba(spec.arch)) {
+    if let Some(Recurrence::Delta(net)) = spec.recurrence.as_ref().filter(|_| !layers::has_mamba(spec.arch)) {
         map.extend(object(delta_json(net, &spec.recurrent)));
     }
     let more = match spec.arch {

@@ -30,6 +30,8 @@ mod columns; // matrices that are columns of wider ones
 mod unstack; // slices of what files hold
 mod published; // names that transformers' classes do not have
 mod tower; // tensors that are carried through
+mod unused; // tensors that a model does not use
+mod model_dir; // whether a directory is a model's
 mod source; // validated files to load from
 mod weights_hash; // tells models apart
 mod room; // whether a directory may be written, and disk space
@@ -51,9 +53,10 @@ pub use json::KeysOnce;
 pub use load::{CarriedSize, carried, inspect, inspect_model, inspect_trained_adapter};
 pub use merge::inspect_adapter;
 pub use merging::Merged;
+pub use model_dir::is_model;
 pub use publish::SavedCheckpoint;
 pub use room::{check_export, check_room, same_place};
 pub use safetensors::Dtype;
-pub use source::{is_created, is_model};
+pub use source::is_created;
 pub use state::{TrainerState, fingerprint};
 pub use weights_hash::weights_hash;

@@ -4,19 +4,21 @@ use super::companions::template;
 use super::gguf::import::GgufModel;
 use super::gguf::links::within;
 use super::layout::{ADAPTER_PREFIX, Carried, Coding, FilePlan, FileTensor, Tensors};
+use super::model_dir::is_model;
 use super::mxfp4::Mxfp4Bytes;
 use super::naming::Naming;
 use super::published;
 use super::state::{self, Checksums, TrainerState, file_checksum, hex};
 use super::tower::{OpenFiles, Tower, changed};
 use super::unstack;
+use super::unused::{PREDICTORS, is_buffer, is_unused_kv, predicts_later_tokens};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
-use crate::nn::{Arch, Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
+use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -191,60 +193,6 @@ fn same_model(dir: &Path, then: &Spec, now: &Spec) -> Result<()> {
         none if none.is_empty() => Ok(()),
         some => Err(Error::in_file(&dir.join(hf::FILE), format!("is of another model: {}", some.join("; ")))),
     }
-}
-
-/// Whether `dir` looks like a model directory. Common mistakes get their own message: a hub name, the hub's cache,
-/// weights in a format that can execute code when read.
-pub fn is_model(dir: &Path) -> Result<()> {
-    let refuse = |what: String| Err(Error::in_file(dir, what));
-    let list = match fs::read_dir(dir) {
-        Ok(list) => list,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return refuse(
-                "no such file or directory, and not a name of the hub (OWNER/NAME or OWNER/NAME@REVISION)".into(),
-            );
-        }
-        Err(e) => return refuse(format!("cannot be listed ({e}): name a model directory")),
-    };
-    let names: BTreeSet<String> = list.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    let any = |fits: &dyn Fn(&str) -> bool| names.iter().any(|n| fits(n));
-    if any(&|n| n == "model.safetensors" || n == "model.safetensors.index.json") {
-        return Ok(());
-    }
-    if let Some(file) = names.iter().find(|name| name.ends_with(".gguf")) {
-        return match names.contains(hf::FILE) {
-            true => Ok(()),
-            false => {
-                refuse(format!("has GGUF files, and no {}: name one of them: {}", hf::FILE, dir.join(file).display()))
-            }
-        };
-    }
-    if names.contains("snapshots") {
-        let head = open::read(&dir.join("refs/main")).unwrap_or_default();
-        let head = String::from_utf8_lossy(&head);
-        let snapshot = dir.join("snapshots").join(if head.trim().is_empty() { "REVISION" } else { head.trim() });
-        return refuse(format!("is the hub's cache of a model: use {}", snapshot.display()));
-    }
-    if any(&|n| n.starts_with("pytorch_model") && n.contains(".bin")) {
-        return refuse(
-            "has only pytorch_model*.bin, a pickle file, which can execute code and is not supported. If you trust it, \
-             convert it in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-                .into(),
-        );
-    }
-    if names.contains("adapter_config.json") {
-        let base = super::adapter::base(dir).unwrap_or("MODEL".into());
-        return refuse(format!(
-            "is a LoRA adapter, not a model. Go on training it with `pretrain: {base}` `lora_adapter: {0}`; or merge it with \
-             `pretrain: {base}` `lora_merge: {0}` `save_hf: MERGED`, then use MERGED",
-            dir.display()
-        ));
-    }
-    refuse(
-        "is not a model directory: it has neither model.safetensors nor model.safetensors.index.json. In a checkpoint \
-         directory, the models are in step-*"
-            .into(),
-    )
 }
 
 /// What the headers describe.
@@ -453,29 +401,6 @@ impl OpenedFiles {
     }
 }
 
-/// Whether the tensor is of a layer after the last, which predicts the token after the next (DeepSeek V3, GLM, ERNIE).
-/// transformers loads none of them.
-fn predicts_later_tokens(name: &str, spec: &Spec) -> bool {
-    let is_glm_ocr = spec.arch == Arch::Glm4 && name.starts_with("model.language_model.");
-    let own = Naming::text_name(name);
-    let layer = own.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-    let may_have = spec.experts.as_ref().is_some_and(|experts| experts.rule.is_some_and(|rule| rule.biased));
-    // ERNIE's are not layers.
-    (may_have || is_glm_ocr) && (layer.is_some_and(|layer| layer >= spec.layers) || name.starts_with("model.mtp_"))
-}
-
-/// Whether the tensor makes keys or values in a layer that uses those of another one. transformers loads none of them.
-fn is_unused_kv(name: &str, spec: &Spec) -> bool {
-    let own = Naming::text_name(name);
-    let Some((layer, rest)) = own.strip_prefix("model.layers.").and_then(|rest| rest.split_once(".self_attn.")) else {
-        return false;
-    };
-    let takes = layer.parse().is_ok_and(|layer| layer < spec.layers && spec.kv_source(layer).is_some());
-    takes && ["k_proj.", "v_proj.", "k_norm.", "v_norm."].iter().any(|module| rest.starts_with(module))
-}
-
-/// The layers of Qwen 3.5, Qwen3-Next and Nemotron 3 that predict several tokens, which transformers does not load.
-const PREDICTORS: &str = "mtp.";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
 pub(super) const TABLES: [&str; 4] = ["embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight"];
@@ -485,52 +410,10 @@ pub fn is_created(segment: &Segment) -> bool {
     goes_with_adapters(segment)
 }
 
-/// Buffers that older versions of transformers saved with a model, although they follow from its config.
-fn is_buffer(name: &str) -> bool {
-    const BUFFERS: [&str; 7] = [
-        ".attn.bias",
-        ".attn.masked_bias",
-        ".attention.bias",
-        ".attention.masked_bias",
-        "rotary_emb.inv_freq",
-        "rotary_emb.cos_cached",
-        "rotary_emb.sin_cached",
-    ];
-    BUFFERS.iter().any(|b| name.ends_with(b))
-}
-
 /// "tensor a", or "3 tensors: a, b, c"; at most the first few.
 fn named(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let more = if names.len() > SHOWN { ", ..." } else { "" };
     let list = names[..names.len().min(SHOWN)].join(", ");
     if names.len() == 1 { format!("tensor {list}") } else { format!("{} tensors: {list}{more}", names.len()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{is_unused_kv, predicts_later_tokens};
-    use crate::device::ops::RouteRule;
-    use crate::nn::{Experts, Spec};
-
-    #[test]
-    fn keys_and_values_of_layers_that_use_others_are_unused() {
-        let spec = Spec { layers: 4, shared_kv: 1, ..Spec::default() };
-        assert!(is_unused_kv("model.language_model.layers.3.self_attn.k_proj.weight", &spec));
-        assert!(is_unused_kv("model.layers.3.self_attn.v_norm.weight", &spec));
-        assert!(!is_unused_kv("model.layers.3.self_attn.q_norm.weight", &spec));
-        assert!(!is_unused_kv("model.layers.2.self_attn.k_proj.weight", &spec));
-    }
-
-    #[test]
-    fn only_layers_after_the_last_of_a_model_that_may_have_some_predict_later_tokens() {
-        let rule = RouteRule { sigmoid: true, biased: true, ..RouteRule::PLAIN };
-        let with = |rule| Spec { layers: 47, experts: Some(Experts { rule, ..Experts::default() }), ..Spec::default() };
-        let later = "model.layers.47.eh_proj.weight";
-        assert!(predicts_later_tokens(later, &with(Some(rule))));
-        assert!(!predicts_later_tokens("model.layers.46.eh_proj.weight", &with(Some(rule))));
-        assert!(!predicts_later_tokens("lm_head.weight", &with(Some(rule))));
-        assert!(predicts_later_tokens("model.mtp_emb_norm.0.weight", &with(Some(rule))));
-        assert!(!predicts_later_tokens(later, &with(None)), "an extra layer of another model is an error");
-    }
 }
