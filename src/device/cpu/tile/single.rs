@@ -39,10 +39,15 @@ pub struct SingleToken<'a, T> {
 pub fn takes(kernel: GemmKernel, dtype: DType, shape: &AttentionShape) -> bool {
     let by_kernel = match dtype {
         DType::F32 => kernel != GemmKernel::Plain,
-        DType::Bf16 => kernel == GemmKernel::Avx512Bf16,
+        DType::Bf16 => kernel == GemmKernel::Avx512Bf16 || widens(kernel, dtype),
         _ => false,
     };
     by_kernel && shape.heads / shape.kv_heads <= HEADS && shape.head_dim.is_multiple_of(COLUMNS)
+}
+
+/// Whether products are those of f32, to which the elements are widened as they are read.
+fn widens(kernel: GemmKernel, dtype: DType) -> bool {
+    kernel == GemmKernel::Avx512 && dtype == DType::Bf16
 }
 
 /// # Safety
@@ -54,29 +59,74 @@ pub unsafe fn single<T: Float + Elem + AddProducts + NarrowSums>(
     row: impl Fn(usize) -> usize + Copy,
 ) {
     macro_rules! by_heads {
-        ($($heads:literal),*) => {
+        ($wide:literal: $($heads:literal),*) => {
             match x.shape.heads / x.shape.kv_heads {
                 $($heads => Level::Avx512.run(
                     #[inline(always)]
                     // SAFETY: upheld by the caller.
-                    || unsafe { heads::<T, $heads>(scratch, x, row) },
+                    || unsafe { heads::<T, $heads, $wide>(scratch, x, row) },
                 ),)*
                 _ => unreachable!("taken heads"),
             }
         };
     }
-    by_heads!(1, 2, 3, 4, 5, 6, 7, 8)
+    match widens(scratch.kernel, T::DTYPE) {
+        true => by_heads!(true: 1, 2, 3, 4, 5, 6, 7, 8),
+        false => by_heads!(false: 1, 2, 3, 4, 5, 6, 7, 8),
+    }
+}
+
+/// Elements in a 32-bit lane of products. `WIDE`: bf16 is widened to f32.
+const fn each<T, const WIDE: bool>() -> usize {
+    if WIDE { 1 } else { size_of::<i32>() / size_of::<T>() }
+}
+
+/// Sixteen lanes.
+///
+/// # Safety
+/// AVX-512 F; so many elements are at `at`.
+#[inline(always)]
+unsafe fn lanes<T, const WIDE: bool>(at: *const T) -> __m512i {
+    // SAFETY: upheld by the caller; loads are unaligned.
+    unsafe {
+        match WIDE {
+            true => _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()))),
+            false => _mm512_loadu_si512(at.cast()),
+        }
+    }
+}
+
+/// One lane, sixteen times.
+///
+/// # Safety
+/// As for [`lanes`].
+#[inline(always)]
+unsafe fn lane<T, const WIDE: bool>(at: *const T) -> __m512i {
+    // SAFETY: as above.
+    unsafe {
+        match WIDE {
+            true => _mm512_set1_epi32(i32::from(at.cast::<i16>().read()) << 16),
+            false => _mm512_set1_epi32(at.cast::<i32>().read_unaligned()),
+        }
+    }
+}
+
+/// # Safety
+/// What the products need.
+#[inline(always)]
+unsafe fn add<T: AddProducts, const WIDE: bool>(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+    // SAFETY: upheld by the caller.
+    unsafe { if WIDE { f32::add(sums, left, right) } else { T::add(sums, left, right) } }
 }
 
 #[inline(always)]
-unsafe fn heads<T: Float + Elem + AddProducts + NarrowSums, const N: usize>(
+unsafe fn heads<T: Float + Elem + AddProducts + NarrowSums, const N: usize, const WIDE: bool>(
     scratch: &mut AttentionScratch,
     x: &SingleToken<T>,
     row: impl Fn(usize) -> usize + Copy,
 ) {
     let (dim, end) = (x.shape.head_dim, x.visible.end);
     let [scores, weights, sums, max, total] = scratch.take([N * ACROSS, N * ACROSS, N * dim, LANES, N * LANES]);
-    let weights = bytemuck::cast_slice_mut::<f32, T>(weights);
     sums.fill(0.0);
     max.fill(f32::MIN);
     total.fill(0.0);
@@ -93,20 +143,22 @@ unsafe fn heads<T: Float + Elem + AddProducts + NarrowSums, const N: usize>(
             for half in [0, LANES] {
                 let first = start + j * COLUMNS + half;
                 // SAFETY: tokens before `stop` have rows; upheld by the caller.
-                unsafe { products_of_keys::<T, N>(x, row, first, stop, &mut block[half..]) };
+                unsafe { products_of_keys::<T, N, WIDE>(x, row, first, stop, &mut block[half..]) };
             }
         }
         let factors = Softmax { max, total }.weigh(N, scores, 0..N, start, x.shape, &mask);
-        for (block, weights) in scores.chunks_exact(N * COLUMNS).zip(weights.chunks_exact_mut(N * COLUMNS)) {
-            match size_of::<T>() == size_of::<f32>() {
-                true => bytemuck::cast_slice_mut::<T, f32>(weights).copy_from_slice(block),
+        if each::<T, WIDE>() == 1 {
+            weights[..scores.len()].copy_from_slice(scores);
+        } else {
+            let weights = bytemuck::cast_slice_mut::<f32, T>(weights).chunks_exact_mut(N * COLUMNS);
+            for (block, weights) in scores.chunks_exact(N * COLUMNS).zip(weights) {
                 // SAFETY: both are of N rows.
-                false => unsafe { T::left(N, block.as_ptr(), weights.as_mut_ptr()) },
+                unsafe { T::left(N, block.as_ptr(), weights.as_mut_ptr()) }
             }
         }
         for c in (0..dim).step_by(COLUMNS) {
             // SAFETY: as above.
-            let out = unsafe { products_of_values::<T, N>(x, row, start..stop, c, weights) };
+            let out = unsafe { products_of_values::<T, N, WIDE>(x, row, start..stop, c, weights) };
             for r in 0..N {
                 let sums = &mut sums[r * dim + c..][..COLUMNS];
                 sums.iter_mut().zip(out[r]).for_each(|(sum, x)| *sum = sum.mul_add(factors[r], x));
@@ -133,30 +185,29 @@ unsafe fn heads<T: Float + Elem + AddProducts + NarrowSums, const N: usize>(
 /// Products with sixteen keys, from `first` on; rows of `scores` are 32 apart. Keys from `stop` on are zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn products_of_keys<T: Elem + AddProducts, const N: usize>(
+unsafe fn products_of_keys<T: Elem + AddProducts, const N: usize, const WIDE: bool>(
     x: &SingleToken<T>,
     row: impl Fn(usize) -> usize,
     first: usize,
     stop: usize,
     scores: &mut [f32],
 ) {
-    let words = x.shape.head_dim * size_of::<T>() / size_of::<i32>();
+    let (dim, each) = (x.shape.head_dim, each::<T, WIDE>());
     let at: [Option<usize>; LANES] = std::array::from_fn(|i| (first + i < stop).then(|| row(first + i)));
     // SAFETY: rows are within `kv`, by the slices; loads are unaligned.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); N];
-        let keys = at.map(|at| at.map(|at| x.kv[at..][..x.shape.head_dim].as_ptr().cast::<i32>()));
-        let queries = x.queries.as_ptr().cast::<i32>();
-        for w in (0..words).step_by(LANES) {
-            let load = |key: Option<*const i32>| match key {
-                Some(key) => _mm512_loadu_si512(key.add(w).cast()),
+        let keys = at.map(|at| at.map(|at| x.kv[at..][..dim].as_ptr()));
+        let queries = x.queries.as_ptr();
+        for d in (0..dim).step_by(LANES * each) {
+            let load = |key: Option<*const T>| match key {
+                Some(key) => lanes::<T, WIDE>(key.add(d)),
                 None => _mm512_setzero_si512(),
             };
-            let lanes = transposed(keys.map(load));
-            for (lane, keys) in lanes.into_iter().enumerate() {
+            for (i, keys) in transposed(keys.map(load)).into_iter().enumerate() {
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let query = _mm512_set1_epi32(queries.add(r * words + w + lane).read_unaligned());
-                    *sums = T::add(*sums, query, keys);
+                    let query = lane::<T, WIDE>(queries.add(r * dim + d + i * each));
+                    *sums = add::<T, WIDE>(*sums, query, keys);
                 }
             }
         }
@@ -169,24 +220,24 @@ unsafe fn products_of_keys<T: Elem + AddProducts, const N: usize>(
 /// Values of `tokens`, weighted: 32 columns from `column` on. Weights are blocks of 32 tokens, row after row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn products_of_values<T: Elem + AddProducts, const N: usize>(
+unsafe fn products_of_values<T: Elem + AddProducts, const N: usize, const WIDE: bool>(
     x: &SingleToken<T>,
     row: impl Fn(usize) -> usize,
     tokens: Range<usize>,
     column: usize,
-    weights: &[T],
+    weights: &[f32],
 ) -> [[f32; COLUMNS]; N] {
-    // Tokens of a 32-bit lane.
-    let each = size_of::<i32>() / size_of::<T>();
+    // Tokens of a lane.
+    let each = each::<T, WIDE>();
     let value = |t: usize| x.kv[row(t) + x.apart + column..][..COLUMNS].as_ptr();
     let mut out = [[0.0; COLUMNS]; N];
     // SAFETY: rows are within `kv`, by the slices; loads are unaligned. Weights are of whole blocks.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         for (i, t) in tokens.clone().step_by(each).enumerate() {
-            let first: *const i32 = value(t).cast();
+            let first = value(t);
             let right = if each == 1 {
-                [_mm512_loadu_si512(first.cast()), _mm512_loadu_si512(first.add(LANES).cast())]
+                [lanes::<T, WIDE>(first), lanes::<T, WIDE>(first.add(LANES))]
             } else {
                 let low = _mm512_loadu_si512(first.cast());
                 let high = match t + 1 < tokens.end {
@@ -196,18 +247,20 @@ unsafe fn products_of_values<T: Elem + AddProducts, const N: usize>(
                 [_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high)]
             };
             let at = i * each;
-            let lane = at / COLUMNS * N * COLUMNS + at % COLUMNS;
+            let first = at / COLUMNS * N * COLUMNS + at % COLUMNS;
             for (r, sums) in sums.iter_mut().enumerate() {
-                let weight = weights[lane + r * COLUMNS..][..each].as_ptr().cast::<i32>().read_unaligned();
-                let weight = _mm512_set1_epi32(weight);
-                sums[0] = T::add(sums[0], weight, right[0]);
-                sums[1] = T::add(sums[1], weight, right[1]);
+                let weight = match each {
+                    1 => _mm512_castps_si512(_mm512_set1_ps(weights[first + r * COLUMNS])),
+                    _ => lane::<T, false>(bytemuck::cast_slice(weights)[first + r * COLUMNS..][..each].as_ptr()),
+                };
+                sums[0] = add::<T, WIDE>(sums[0], weight, right[0]);
+                sums[1] = add::<T, WIDE>(sums[1], weight, right[1]);
             }
         }
         let zero = _mm512_setzero_si512();
         for (out, sums) in out.iter_mut().zip(sums) {
             // The end of a line is zeros.
-            let [a, b] = sums.map(|sums| T::add(sums, zero, zero));
+            let [a, b] = sums.map(|sums| add::<T, WIDE>(sums, zero, zero));
             let [a, b] = if each == 1 {
                 [a, b]
             } else {
