@@ -248,7 +248,7 @@ pub(super) fn point(disk: &Disk, dir: &Path, pointer: &str, step: u64) -> Result
 
 /// Makes `best` name the checkpoint of `step`, if that is complete and not already named.
 pub(super) fn point_best(disk: &Disk, dir: &Path, step: u64) -> Result<()> {
-    match named(dir, BEST) != Some(step) && dir.join(name(step)).is_dir() {
+    match named(dir, BEST) != Some(step) && of_step(dir, step).is_dir() {
         true => point(disk, dir, BEST, step),
         false => Ok(()),
     }

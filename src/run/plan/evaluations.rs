@@ -15,15 +15,11 @@ fn flags(s: &Settings) -> Vec<String> {
 /// The settings have evaluations to compare, and a directory for the best checkpoint.
 pub fn check(s: &Settings) -> Result<()> {
     let (saves, loads) = (s.checkpoint.save_on_best == Some(true), s.checkpoint.load_best == Some(true));
-    if loads && !saves {
-        return Err(Error::input(
-            "--load-best needs the checkpoint with the lowest evaluation loss: add --save-on-best",
-        ));
-    }
     let mut flags = flags(s);
     flags.extend(loads.then(|| "--load-best".to_string()));
     let Some((first, last)) = flags.first().zip(flags.last()) else { return Ok(()) };
     let lacks = [
+        (loads && !saves, last, "needs the checkpoint with the lowest evaluation loss: add --save-on-best"),
         (saves && s.checkpoint.ckpt_dir.is_none(), first, "needs a checkpoint directory: add --ckpt-dir DIR"),
         (s.run.eval != Some(true), first, "compares evaluation losses, but --no-eval is set: remove one of them"),
         (

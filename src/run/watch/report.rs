@@ -366,7 +366,7 @@ pub fn next(plan: &Plan, steps: u64, stopped: bool, exported: Option<&Path>) -> 
         }
         (Some(dir), _) if adapted => format!(
             "--resume auto and a larger {larger} train on\n         --lora-merge {} --save-hf DIR merges",
-            word(&dir.join(format!("step-{steps:08}")))
+            word(&ckpt::of_step(dir, steps))
         ),
         (Some(dir), _) => {
             let dir = word(dir);
