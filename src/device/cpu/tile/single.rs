@@ -119,6 +119,19 @@ unsafe fn add<T: AddProducts, const WIDE: bool>(sums: __m512, left: __m512i, rig
     unsafe { if WIDE { f32::add(sums, left, right) } else { T::add(sums, left, right) } }
 }
 
+/// Prefetches a head's key or value at `at` of `kv`, which may be beyond its end: a head's rows are further apart than
+/// the CPU's own prefetchers look, but those of the next head follow each.
+#[inline(always)]
+fn prefetch_row<T, const HINT: i32>(x: &SingleToken<T>, at: usize) {
+    let row = x.kv.as_ptr().wrapping_add(at).cast::<i8>();
+    for byte in (0..x.shape.head_dim * size_of::<T>()).step_by(64) {
+        // SAFETY: a hint, which cannot fault.
+        unsafe { _mm_prefetch::<HINT>(row.wrapping_add(byte)) }
+    }
+}
+
+/// # Safety
+/// What [`single`] needs, for `N` heads.
 #[inline(always)]
 unsafe fn heads<T: Float + Elem + AddProducts + NarrowSums, const N: usize, const WIDE: bool>(
     scratch: &mut AttentionScratch,
@@ -194,17 +207,26 @@ unsafe fn products_of_keys<T: Elem + AddProducts, const N: usize, const WIDE: bo
 ) {
     let (dim, each) = (x.shape.head_dim, each::<T, WIDE>());
     let at: [Option<usize>; LANES] = std::array::from_fn(|i| (first + i < stop).then(|| row(first + i)));
+    for (i, at) in at.iter().enumerate() {
+        let next = row((first + LANES + i).min(stop - 1));
+        prefetch_row::<T, _MM_HINT_T0>(x, next);
+        at.iter().for_each(|at| prefetch_row::<T, _MM_HINT_T1>(x, at + dim));
+    }
     // SAFETY: rows are within `kv`, by the slices; loads are unaligned.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); N];
         let keys = at.map(|at| at.map(|at| x.kv[at..][..dim].as_ptr()));
         let queries = x.queries.as_ptr();
         for d in (0..dim).step_by(LANES * each) {
-            let load = |key: Option<*const T>| match key {
-                Some(key) => lanes::<T, WIDE>(key.add(d)),
-                None => _mm512_setzero_si512(),
-            };
-            for (i, keys) in transposed(keys.map(load)).into_iter().enumerate() {
+            let mut rows = [_mm512_setzero_si512(); LANES];
+            for (row, key) in rows.iter_mut().zip(keys) {
+                *row = key.map_or(
+                    *row,
+                    #[inline(always)]
+                    |key| lanes::<T, WIDE>(key.add(d)),
+                );
+            }
+            for (i, keys) in transposed(rows).into_iter().enumerate() {
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let query = lane::<T, WIDE>(queries.add(r * dim + d + i * each));
                     *sums = add::<T, WIDE>(*sums, query, keys);
@@ -236,6 +258,10 @@ unsafe fn products_of_values<T: Elem + AddProducts, const N: usize, const WIDE: 
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         for (i, t) in tokens.clone().step_by(each).enumerate() {
             let first = value(t);
+            if column == 0 {
+                let of_next_head = |t: usize| row(t) + x.apart + x.shape.head_dim;
+                (t..t + each).for_each(|t| prefetch_row::<T, _MM_HINT_T1>(x, of_next_head(t.min(tokens.end - 1))));
+            }
             let right = if each == 1 {
                 [lanes::<T, WIDE>(first), lanes::<T, WIDE>(first.add(LANES))]
             } else {
