@@ -4,6 +4,10 @@
 //! The fractions are those of bitsandbytes' `create_dynamic_map`: seven decades, each with twice as many as the one
 //! below it, and 0. The least signed one is -1, as in bitsandbytes' CPU kernel until 0.45, instead of -0.993.
 //!
+//! [Note: positive] A positive second moment stays positive: it is at least the least positive fraction. The nearest
+//! fraction of a small one is 0. Where the first moment is not, AdamW would divide by epsilon alone: weights without a
+//! gradient in the next steps, such as the embeddings of rare tokens, would move by hundreds of learning rates.
+//!
 //! [Note: same block again] Checkpoints hold a block's values in f32, and from these the same block is made. The
 //! element of largest magnitude is that magnitude exactly, since 1 and -1 are fractions. Any other value is rounded to
 //! f32 by multiplying and normalizing: an error of 3 units in 2^24, or of half the least f32 over the magnitude, less
@@ -17,7 +21,7 @@ pub const BLOCK: usize = 256;
 pub struct DynamicMap {
     /// The fractions, sorted.
     pub values: [f32; 256],
-    /// Halfway to the next fraction.
+    /// Halfway to the next fraction, but for the first of the unsigned ones, 0.
     pub bounds: [f32; 255],
     /// Indexed by the upper half of a magnitude up to 1: the least fraction that may be nearest, to positive values,
     /// then to negative ones.
@@ -73,6 +77,9 @@ impl DynamicMap {
         }
         let mut map = DynamicMap { values, bounds: [0.0; 255], first: [Vec::new(), Vec::new()] };
         map.bounds.iter_mut().zip(values.windows(2)).for_each(|(bound, w)| *bound = (w[0] + w[1]) / 2.0);
+        if !signed {
+            map.bounds[0] = 0.0; // see [Note: positive]
+        }
         let below = |x: f32| map.bounds.partition_point(|bound| *bound < x) as u8;
         let magnitude = |step: usize| f32::from_bits((step as u32) << 16);
         let positive = (0..STEPS).map(|step| below(magnitude(step))).collect();
@@ -81,7 +88,7 @@ impl DynamicMap {
         map.first = [positive, negative];
         map
     }
-    /// The nearest fraction; of two, the lower one. `x` is in [-1, 1].
+    /// The nearest fraction, or the least positive one; of two, the lower one. `x` is in [-1, 1].
     #[inline(always)]
     fn code(&self, x: f32) -> u8 {
         let bits = x.to_bits();

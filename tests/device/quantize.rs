@@ -33,45 +33,90 @@ fn blocks_have_the_bits_of_bitsandbytes() {
     }
 }
 
-/// Every code after every step is that of bitsandbytes. Weights and magnitudes differ in their last bits: products and
-/// sums are in another order.
+/// One tensor with its state.
+struct Trained {
+    dev: CpuDevice,
+    /// Weights, first moments and second moments.
+    state: [Buf; 3],
+    /// Largest magnitudes of the moments.
+    absmax: [Buf; 2],
+    steps: u64,
+}
+
+impl Trained {
+    fn new(weights: &[f32]) -> Trained {
+        let dev = CpuDevice::new(Meter::default());
+        let codes = || dev.alloc(DType::U8, weights.len(), Category::Other).unwrap();
+        let blocks = || floats(&dev, &vec![0.0; weights.len().div_ceil(BLOCK)]);
+        let (state, absmax) = ([floats(&dev, weights), codes(), codes()], [blocks(), blocks()]);
+        Trained { dev, state, absmax, steps: 0 }
+    }
+    fn step(&mut self, lr: f32, weight_decay: f32, g: &[f32]) {
+        self.steps += 1;
+        let Trained { dev, state: [p, m, v], absmax, steps } = self;
+        let step = AdamWStep { lr, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, step: *steps };
+        let h = floats(dev, bytemuck::cast_slice(&[step.scalars()]));
+        let (g, scale) = (floats(dev, g), floats(dev, &[1.0]));
+        let absmax = Some(absmax.each_mut().map(Buf::view_mut));
+        let (m, v, p) = (m.view_mut(), v.view_mut(), p.view_mut());
+        let (h, scale, g, at) = (h.view(), scale.view(), g.view(), TensorPart::default());
+        dev.adamw(AdamW { h, scale, g, m, v, p, out: None, absmax, at }).unwrap();
+    }
+    fn download<T: bytemuck::Pod>(&self, buf: &Buf) -> Vec<T> {
+        let mut got = vec![T::zeroed(); buf.len()];
+        self.dev.download(buf.view(), bytemuck::cast_slice_mut(&mut got)).unwrap();
+        got
+    }
+}
+
+fn floats(dev: &CpuDevice, values: &[f32]) -> Buf {
+    let mut buf = dev.alloc(DType::F32, values.len(), Category::Other).unwrap();
+    dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
+    buf
+}
+
+/// Every code after every step is that of bitsandbytes, but for positive second moments. Weights and magnitudes differ
+/// in their last bits: products and sums are in another order.
 #[test]
 fn steps_have_the_codes_of_bitsandbytes() {
     let Tensors { floats, integers } = golden();
     let (of, codes_of) = (|key: &str| &floats[&format!("step.{key}")], |key: &str| &integers[&format!("step.{key}")]);
     let n = of("p").len() - of("g").len();
-    let dev = CpuDevice::new(Meter::default());
-    let floats_in = |values: &[f32]| {
-        let mut buf = dev.alloc(DType::F32, values.len(), Category::Other).unwrap();
-        dev.upload(bytemuck::cast_slice(values), buf.view_mut()).unwrap();
-        buf
-    };
-    let blocks = || floats_in(&vec![0.0; n.div_ceil(BLOCK)]);
-    let codes = || dev.alloc(DType::U8, n, Category::Other).unwrap();
-    let (mut p, mut m, mut v) = (floats_in(&of("p")[..n]), codes(), codes());
-    let (mut of_m, mut of_v, scale) = (blocks(), blocks(), floats_in(&[1.0]));
-    let near = |buf: &Buf, expected: &[f32], what: &str| {
-        let mut got = vec![0f32; expected.len()];
-        dev.download(buf.view(), bytemuck::cast_slice_mut(&mut got)).unwrap();
+    let mut trained = Trained::new(&of("p")[..n]);
+    let near = |got: Vec<f32>, expected: &[f32], what: &str| {
         let far = got.iter().zip(expected).find(|(a, b)| (*a - *b).abs() > 1e-6 * b.abs().max(0.1));
         assert!(far.is_none(), "{what}: {far:?}");
     };
     for (i, g) in of("g").chunks(n).enumerate() {
-        let step = AdamWStep { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: i as u64 + 1 };
-        let (h, g) = (floats_in(bytemuck::cast_slice(&[step.scalars()])), floats_in(g));
-        let absmax = Some([of_m.view_mut(), of_v.view_mut()]);
-        let (m_now, v_now, p_now) = (m.view_mut(), v.view_mut(), p.view_mut());
-        let (h, scale, g, at) = (h.view(), scale.view(), g.view(), TensorPart::default());
-        dev.adamw(AdamW { h, scale, g, m: m_now, v: v_now, p: p_now, out: None, absmax, at }).unwrap();
-        for (buf, key) in [(&m, "m"), (&v, "v")] {
-            let mut got = vec![0u8; n];
-            dev.download(buf.view(), &mut got).unwrap();
+        trained.step(1e-2, 0.1, g);
+        let [p, m, v] = &trained.state;
+        for (buf, key) in [(m, "m"), (v, "v")] {
             let expected = codes_of(key)[i * n..(i + 1) * n].iter().map(|code| *code as u8);
-            assert!(got.into_iter().eq(expected), "{key} after step {}", i + 1);
+            assert!(trained.download::<u8>(buf).into_iter().eq(expected), "{key} after step {}", i + 1);
         }
-        near(&p, &of("p")[(i + 1) * n..(i + 2) * n], "weights");
+        near(trained.download(p), &of("p")[(i + 1) * n..(i + 2) * n], "weights");
         let own = i * n.div_ceil(BLOCK)..(i + 1) * n.div_ceil(BLOCK);
-        near(&of_m, &of("of_m")[own.clone()], "largest first moments");
-        near(&of_v, &of("of_v")[own], "largest second moments");
+        let [of_m, of_v] = &trained.absmax;
+        near(trained.download(of_m), &of("of_m")[own.clone()], "largest first moments");
+        near(trained.download(of_v), &of("of_v")[own], "largest second moments");
+    }
+}
+
+/// As the embeddings of a rare token next to those of common ones: a small gradient once, and none in the next steps.
+#[test]
+fn weights_without_a_gradient_move_by_a_few_learning_rates() {
+    let lr = 1e-3;
+    for rare in [1e-2, 1e-3, 1e-4, 1e-5, 1e-6] {
+        let mut trained = Trained::new(&[1.0; BLOCK]);
+        let mut before = vec![1.0; BLOCK];
+        for step in 0..20 {
+            let g: [f32; BLOCK] =
+                std::array::from_fn(|i| if i % 2 == 0 { 1.0 } else { rare * (step == 0) as u8 as f32 });
+            trained.step(lr, 0.0, &g);
+            let now: Vec<f32> = trained.download(&trained.state[0]);
+            let most = now.iter().zip(&before).map(|(now, before)| (now - before).abs() / lr).fold(0.0, f32::max);
+            assert!(most < 4.0, "a gradient of {rare}: step {step} moves a weight by {most} learning rates");
+            before = now;
+        }
     }
 }

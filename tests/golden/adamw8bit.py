@@ -3,7 +3,8 @@ python adamw8bit.py
 
 The maps are bitsandbytes' own, with -1 for the least signed value, as its CPU kernel set it until 0.45 (code[0] = -1.0f in
 cpu_ops.cpp). Two of its implementations must agree: the one for f64 on the CPU and the one of the default backend. Its newest CPU
-kernel for f32 looks values up in 65536 equal steps, by which 0 becomes 2e-5 of the largest magnitude; it is not used.
+kernel for f32 looks values up in 65536 equal steps, by which 0 becomes 2e-5 of the largest magnitude; it is not used. A second
+moment that is positive is never 0 (`positive`), where theirs may be.
 
 The steps are those of its update on the CPU, with that quantization.
 """
@@ -32,6 +33,7 @@ def main():
         whole = 5 * BLOCK
         again, _ = default_quantize(x[:whole], code)
         assert (codes[:whole] == again).all()
+        codes = positive(codes, x, code)
         values = torch.ops.bitsandbytes.dequantize_blockwise(codes, absmax, code, BLOCK, torch.float32)
         tensors |= {f"{name}.{key}": value.contiguous() for key, value in
                     dict(map=code, x=x, codes=codes.to(torch.int32), absmax=absmax, values=values).items()}
@@ -45,7 +47,7 @@ def steps(count=6, n=2 * BLOCK + 77):
 
     def quantize(x, code, absmax, out, blocksize):
         codes, largest = torch.ops.bitsandbytes.quantize_blockwise(x.double(), code, blocksize)
-        out.copy_(codes)
+        out.copy_(positive(codes, x, code))
         absmax.copy_(largest)
 
     ops._quant_blockwise_fp32_direct = quantize
@@ -61,6 +63,11 @@ def steps(count=6, n=2 * BLOCK + 77):
         for key, value in dict(p=p, g=g, m=m, v=v, of_m=of_m, of_v=of_v).items():
             made[key].append(value.clone().to(torch.int32) if key in "mv" else value.clone())
     return {key: torch.stack(values) for key, values in made.items()}
+
+
+def positive(codes, x, code):
+    """The least positive fraction instead of 0, in the map without a sign."""
+    return codes if code[0] < 0 else torch.where(x.reshape(codes.shape) > 0, codes.clamp(min=1), codes)
 
 
 def default_quantize(x, code):
