@@ -68,6 +68,11 @@ pub fn newest(dir: &Path) -> Result<Option<PathBuf>> {
     Ok(named.or(complete.into_iter().next()).map(|(_, path)| path))
 }
 
+/// The last step after `step` of a checkpoint in `dir`.
+pub fn later(dir: &Path, step: u64) -> Result<Option<u64>> {
+    Ok(complete(dir)?.first().map(|(last, _)| *last).filter(|last| *last > step))
+}
+
 /// The step of the checkpoint that the file `pointer` of `dir` names.
 fn named(dir: &Path, pointer: &str) -> Option<u64> {
     let text = open::read(&dir.join(pointer)).ok().and_then(|text| String::from_utf8(text).ok())?;

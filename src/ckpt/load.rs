@@ -7,7 +7,8 @@ use super::elements::{not_finite, on_device, widen};
 use super::hf;
 use super::layout::{ElementRun, FileTensor, Share, runs};
 use super::source::{OpenedFiles, TensorSource};
-use super::state::{Checksums, TrainerState};
+use super::state::{self, Checksums, TrainerState};
+use super::tower::Tower;
 use crate::base::{Error, Result};
 use crate::device::Device;
 use crate::nn::{Layout, Segment, Spec, has_adapters};
@@ -69,8 +70,7 @@ impl Checkpointer {
         self.read(&source, store, Some(optimizer), Some(&checksums))?;
         // Adapters carry nothing, and the model that they adapt was loaded before.
         if let Some(tower) = source.tower.filter(|_| !has_adapters(&self.layouts)) {
-            let verified = if self.rank() == 0 { tower.verify(&checksums) } else { Ok(()) };
-            self.exchange.agree(&*self.dev, "verify the checkpoint", verified)?;
+            self.verify(&tower, &checksums)?;
             self.carry(Some(tower));
         }
         optimizer.resume(state.optimizer_steps);
@@ -78,20 +78,33 @@ impl Checkpointer {
         Ok(state)
     }
 
-    /// Fills the store from a Hugging Face model directory (F32, BF16 or F16), or from the model part of a checkpoint.
+    /// Fills the store from a Hugging Face model directory (F32, BF16 or F16), or from the model part of a checkpoint,
+    /// which is verified.
     pub fn load_model(&mut self, dir: &Path, store: &mut dyn Store) -> Result<()> {
         let opened = TensorSource::model(dir, &self.spec, &self.layouts);
-        let source = self.exchange.agree(&*self.dev, "open the model", opened)?;
-        self.read(&source, store, None, None)?;
+        let opened = opened.and_then(|source| Ok((source, state::checksums(dir)?)));
+        let (source, checksums) = self.exchange.agree(&*self.dev, "open the model", opened)?;
+        self.read(&source, store, None, checksums.as_ref()).map_err(state::meant)?;
+        if let (Some(tower), Some(checksums)) = (&source.tower, &checksums) {
+            self.verify(tower, checksums).map_err(state::meant)?;
+        }
         self.carry(source.tower);
         Ok(())
     }
 
-    /// Fills the store's adapters from the adapter in `dir`, of a model with a vision tower if `tower`.
+    /// Fills the store's adapters from the adapter in `dir`, of a model with a vision tower if `tower`. That of a
+    /// checkpoint is verified.
     pub fn load_adapter(&mut self, dir: &Path, tower: bool, store: &mut dyn Store) -> Result<()> {
         let opened = TensorSource::adapter(dir, &self.layouts, tower);
-        let source = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
-        self.read(&source, store, None, None)
+        let opened = opened.and_then(|source| Ok((source, state::checksums(dir)?)));
+        let (source, checksums) = self.exchange.agree(&*self.dev, "open the adapter", opened)?;
+        self.read(&source, store, None, checksums.as_ref()).map_err(state::meant)
+    }
+
+    /// Compares what is carried through with its checksums, on one rank.
+    fn verify(&mut self, tower: &Tower, checksums: &Checksums) -> Result<()> {
+        let verified = if self.rank() == 0 { tower.verify(checksums) } else { Ok(()) };
+        self.exchange.agree(&*self.dev, "verify the checkpoint", verified)
     }
 
     fn read(
@@ -178,6 +191,9 @@ impl<'a> TensorReader<'a> {
             let bytes = self.source.elements(tensor, place + i * CHUNK / 4, values.len(), &mut self.bytes)?;
             if counted {
                 self.strange[index] += not_finite(bytes, tensor.dtype);
+            }
+            if counted && self.verify && tensor.dtype == Dtype::F32 {
+                self.sums[index] = self.sums[index].wrapping_add(checksum(bytes, place + i * CHUNK / 4));
             }
             widen(bytes, tensor.dtype, values);
         }

@@ -3,7 +3,8 @@
 use super::adapter::{AdapterTensors, LowRank};
 use super::elements::widen;
 use super::layout::{FileTensor, Share};
-use super::source::TensorSource;
+use super::source::{OpenedFiles, TensorSource};
+use super::state;
 use crate::base::Result;
 use crate::device::Device;
 use crate::nn::{Layout, Segment, Spec};
@@ -34,6 +35,9 @@ pub struct Merging {
 impl Merging {
     /// Reads the products of the adapter in `dir`. Its files may be removed afterwards.
     pub fn open(dir: &Path, spec: &Spec, layouts: &[Layout]) -> Result<Merging> {
+        if let Some(checksums) = state::checksums(dir)? {
+            OpenedFiles::safetensors(dir, "adapter_model")?.all().verify(&checksums).map_err(state::meant)?;
+        }
         let tensors = AdapterTensors::open(dir, spec, layouts)?;
         let mut products: BTreeMap<String, LowRank> = tensors.stacked()?.into_iter().collect();
         for (name, change) in &tensors.changes {

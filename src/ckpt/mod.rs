@@ -47,7 +47,7 @@ pub mod gguf; // one file for llama.cpp
 
 pub use checkpointer::Checkpointer;
 pub use companions::Companions;
-pub use dirs::{Lock, Resume, candidates, clear, mark_best, newest, of_model, of_step, prepare, resolve};
+pub use dirs::{Lock, Resume, candidates, clear, later, mark_best, newest, of_model, of_step, prepare, resolve};
 pub use evaluations::Evaluations;
 pub use json::KeysOnce;
 pub use load::{CarriedSize, carried, inspect, inspect_model, inspect_trained_adapter};
@@ -59,4 +59,4 @@ pub use room::{check_export, check_room, same_place};
 pub use safetensors::Dtype;
 pub use source::is_created;
 pub use state::{TrainerState, fingerprint};
-pub use weights_hash::weights_hash;
+pub use weights_hash::{same_weights, weights_hash};

@@ -205,7 +205,7 @@ pub(super) struct OpenedFiles {
 }
 
 impl OpenedFiles {
-    fn safetensors(dir: &Path, stem: &str) -> Result<OpenedFiles> {
+    pub fn safetensors(dir: &Path, stem: &str) -> Result<OpenedFiles> {
         let mut found = OpenedFiles::default();
         found.open(dir, stem)?;
         Ok(found)
@@ -319,6 +319,12 @@ impl OpenedFiles {
                 ),
             )),
         }
+    }
+
+    /// Every tensor, to be verified.
+    pub fn all(self) -> Tower {
+        let carried = Carried { tensors: self.tensors.into_values().collect(), ..Carried::default() };
+        Tower { carried, files: Arc::new(self.files) }
     }
 
     /// The names of a vision-language model whose text model has these adapters.

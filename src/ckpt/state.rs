@@ -142,6 +142,28 @@ pub(super) fn theirs(dir: &Path) -> Error {
     ))
 }
 
+/// The checksums of what is next to the file in `dir`. None if there is none of this program.
+pub fn checksums(dir: &Path) -> Result<Option<Checksums>> {
+    let Ok(text) = open::read(&dir.join(FILE)) else { return Ok(None) };
+    let map: Map<String, Value> = serde_json::from_slice(&text).unwrap_or_default();
+    if TRAINERS.iter().all(|key| map.contains_key(*key)) {
+        return Ok(None);
+    }
+    match read(dir) {
+        Ok((_, checksums)) => Ok(Some(checksums)),
+        Err(e @ Error::Damaged(_)) => Err(meant(e)),
+        Err(_) => Ok(None), // another version's
+    }
+}
+
+/// The error of a checkpoint that was changed, where it is read as a model: it may have been on purpose.
+pub fn meant(e: Error) -> Error {
+    match e {
+        Error::Damaged(what) => Error::input(format!("{what}. If that was on purpose, remove {FILE} next to it")),
+        other => other,
+    }
+}
+
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);

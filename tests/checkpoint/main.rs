@@ -4,6 +4,7 @@ mod common;
 mod async_save;
 mod best;
 mod damage;
+mod damaged_model;
 mod export;
 mod files;
 mod full_disk;

@@ -63,13 +63,15 @@ const SHOWN: usize = 5;
 const VALUE: usize = 200;
 
 /// What is compared besides settings, and the remedy if it differs.
-const REMEDIES: [(&str, &str); 7] = [
+const REMEDIES: [(&str, &str); 9] = [
     (PROGRAM, "install the same binary on all hosts"),
     ("data", "copies of --dataset on different hosts must be identical"),
     ("eval_data", "copies of --eval-dataset on different hosts must be identical"),
     ("sample_prompts", "copies of --sample-prompts, or of prompts to evaluate, on different hosts must be identical"),
     ("tokenizer", "copies of --tokenizer on different hosts must be identical"),
     ("model", "copies of --pretrain on different hosts must be identical"),
+    ("reference_weights", "copies of --ref-pretrain on different hosts must be identical"),
+    ("teacher_weights", "copies of --teacher on different hosts must be identical"),
     ("resume", "all hosts must use the same --ckpt-dir, on a shared file system"),
 ];
 const PROGRAM: &str = "program";
@@ -145,7 +147,11 @@ pub fn of_training(plan: &Plan) -> Result<FactList> {
         ("max_live_parameters", plan.live.map_or("none".into(), |live| live.to_string())),
     ];
     let mut all = of_model(&plan.settings, &plan.ranks, &plan.tokenizer)?;
-    all.splice(1..1, own.map(|(key, value)| (key.into(), value))); // differences are shown in this order
+    let models = plan.models.iter().map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_string()));
+    // The base of adapters is the model, and so is the reference, unless another is given.
+    let others: FactList = models.filter(|(_, hash)| all.iter().all(|(_, known)| known != hash)).collect();
+    let own = own.map(|(key, value)| (key.into(), value)).into_iter().chain(others);
+    all.splice(1..1, own); // differences are shown in this order
     Ok(all)
 }
 
@@ -155,7 +161,7 @@ pub fn of_model(s: &Settings, ranks: &RankPlan, tokenizer: &Tokenizer) -> Result
     let facts = [
         (PROGRAM, program()?),
         ("tokenizer", format!("{:016x}", tokenizer.fingerprint())),
-        ("model", model.map_or("none".into(), |hash| format!("{hash:016x}"))),
+        ("model", model.unwrap_or_else(|| "none".into())),
         ("device", format!("{:?}", ranks.device).to_lowercase()),
     ];
     let mut facts: FactList = facts.into_iter().map(|(key, value)| (key.into(), value)).collect();

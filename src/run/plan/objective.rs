@@ -262,7 +262,7 @@ pub fn models(s: &Settings) -> Result<Map<String, Value>> {
     let reference = reference_dir(s).filter(|_| s.objective.has_reference());
     let all = [(BASE, base), ("reference_weights", reference), ("teacher_weights", s.objective.teacher.as_deref())];
     let given = all.into_iter().filter_map(|(name, dir)| Some((name, dir?)));
-    given.map(|(name, dir)| Ok((name.into(), format!("{:016x}", ckpt::weights_hash(dir)?).into()))).collect()
+    given.map(|(name, dir)| Ok((name.into(), ckpt::weights_hash(dir)?.into()))).collect()
 }
 
 /// The last part of the name of the module that an adapter's matrix is of.
@@ -290,9 +290,9 @@ pub fn unread_by_peft(decoder: &Decoder) -> Option<String> {
 
 /// Refuses adapters in the checkpoint of `resume` that were trained on other weights.
 pub fn same_base(s: &Settings, resume: &ResumeFrom, models: &Map<String, Value>) -> Result<()> {
-    let (then, now) = (resume.state.data.get(BASE), models.get(BASE));
+    let [then, now] = [&resume.state.data, models].map(|of| of.get(BASE).and_then(Value::as_str));
     match (&s.model.pretrain, then.zip(now)) {
-        (Some(dir), Some((then, now))) if then != now => Err(Error::input(format!(
+        (Some(dir), Some((then, now))) if !ckpt::same_weights(then, now) => Err(Error::input(format!(
             "{}: holds adapters of another model than --pretrain {}, whose weights differ: give the model that they were \
              trained on, or another --ckpt-dir",
             resume.dir.display(),

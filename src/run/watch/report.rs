@@ -105,6 +105,13 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
             lines.push(("", format!("moments are converted from {stored} to {stores}")));
         }
         lines.extend(plan.forgotten_evaluations(from).map(|why| ("", why)));
+        let saves = plan.settings.checkpoint.ckpt_dir.as_ref().filter(|_| from.damaged.is_empty() && !plan.is_done());
+        if let Some((dir, last)) = saves.map(|dir| Ok((dir, ckpt::later(dir, then.step)?))).transpose()?
+            && let Some(last) = last
+        {
+            let dir = dir.display();
+            lines.push(("", format!("later checkpoints of {dir}, up to step {last}, are replaced as this run saves")));
+        }
         if plan.is_done() {
             let remedy = if plan.is_stopped(from) {
                 "--patience stopped this run; raise it to continue"
