@@ -85,6 +85,9 @@ fn a_model_that_fits_nowhere_is_reported_with_status_1() {
         plan("--gpus 2 --embed-dim 16384 --num-layers 80 --num-heads 128 --max-len 4096 --precision bf16");
     assert_eq!(code, 1);
     assert!(text.contains("nothing fits: the smallest needs"), "{text}");
+    // A budget is what has to be fit into, whatever the GPU has.
+    let (code, text, _) = plan(&format!("--gpus 2 {SMALL} --memory-budget 1KB"));
+    assert!(code == 1 && text.contains("raise --memory-budget") && !text.contains("recommended"), "{text}");
 }
 
 /// People plan before they download hundreds of gigabytes.
@@ -99,6 +102,9 @@ fn a_config_json_without_weights_is_enough() {
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let (code, text, said) = plan(&flags);
     assert!(code == 0 && text.starts_with("model    llama of "), "{code} {text} {said}");
+    // Rows are not read: what is planned is what the printed command runs.
+    assert!(text.contains(" --batch-size ") && text.contains(" --grad-accum "), "{text}");
+    assert_eq!(text.matches("--max-len").count(), 1, "{text}");
 }
 
 #[test]
@@ -118,6 +124,9 @@ fn bad_input_is_refused_with_one_message() {
         ("", "--gpus is missing"),
         ("--gpus 0", "--gpus 0: it must be 1 to"),
         ("--gpus 12", "12 = 1 x 8 + 4"),
+        ("--gpus 8 --gpus-per-node 0", "--gpus-per-node 0: it must be at least 1"),
+        ("--gpus 8 --gpu a100 --precision fp8", "on h100 and h200 only; use --precision bf16"),
+        ("--gpus 8 --batch-size 100000 --max-len 100000", "a micro-batch has at most 268435456 tokens"),
         ("--gpus 8 --gpu h999", "--gpu h999: unknown GPU; known: a100, h200, h100, b200, 4090, 5090,"),
         ("--gpus 8 --calibrate", "use it with --gpu cpu, not h100"),
         ("--gpus 1 --gpu cpu", "add --calibrate"),

@@ -7,7 +7,7 @@
 //! - a weight slot is given to another unit only after this rank has released the present one, and the group writes
 //!   into it only after every rank has;
 //! - a gradient slot is written again only after the reduction that reads it has finished (`wait_sent`). Where
-//!   gradients are cast for reduction, the same storage for the slots of their copies.
+//!   gradients are cast for reduction, the same holds for the slots of their copies.
 //!
 //! A weight slot keeps its unit after release until the slot is needed or the weights change. So with two slots, the
 //! last two units of a forward pass are still unsharded when backward begins, and the first two when the next
@@ -83,7 +83,7 @@ impl WeightSlots {
         }
         Ok(WeightSlots { slots, cycle })
     }
-    /// Starts to gather `unit` unless its slot already storage it. `shards`: this rank's shards of its parts.
+    /// Starts to gather `unit` unless its slot already holds it. `shards`: this rank's shards of its parts.
     pub fn unshard(
         &mut self,
         group: &dyn Collective,
@@ -110,7 +110,7 @@ impl WeightSlots {
         }
         Ok(())
     }
-    /// Waits for a gather in flight, and storage the unit until [`WeightSlots::reshard`].
+    /// Waits for a gather in flight, and holds the unit until [`WeightSlots::reshard`].
     pub fn wait(&mut self, group: &dyn Collective, unit: usize) -> Result<()> {
         let unsharded = self.unsharded(unit)?;
         unsharded.in_use = true;

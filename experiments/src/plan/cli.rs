@@ -3,7 +3,7 @@
 use super::candidates::{self, Candidate};
 use super::cards;
 use super::cost::{Cluster, Cost, PlanRow, RESERVED, host};
-use super::machine::{MachineModel, Rated};
+use super::machine::{FP8_GPUS, MachineModel, Rated};
 use super::simulate::{self, BatchShape};
 use super::{calibrate, report, trace};
 use clap::Parser;
@@ -118,7 +118,7 @@ pub fn main(argv: &[String]) -> Result<bool> {
         let traced = simulate::step(engine, *mesh, work, &cluster.machine, cluster.per_node, true)?;
         trace::write(path, &traced.events)?;
     }
-    let command = best.map(|row| command(argv, &row.candidate, &cluster));
+    let command = best.map(|row| command(argv, row, &cluster));
     match cli.plan.json {
         true => println!("{}", report::json(&cluster, &rows, best, command.as_deref())),
         false => print!("{}", report::text(&cluster, &rows, best, command.as_deref())),
@@ -171,11 +171,14 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
     if gpus == 0 || gpus > MOST_RANKS {
         return Err(Error::input(format!("--gpus {gpus}: it must be 1 to {MOST_RANKS}")));
     }
-    if per_node == 0 || (gpus > per_node && !gpus.is_multiple_of(per_node)) {
+    if per_node == 0 {
+        return Err(Error::input("--gpus-per-node 0: it must be at least 1"));
+    }
+    if gpus > per_node && !gpus.is_multiple_of(per_node) {
         return Err(Error::input(format!(
             "--gpus {gpus} is not a multiple of --gpus-per-node {per_node}: {gpus} = {} x {per_node} + {}",
-            gpus.checked_div(per_node).unwrap_or(0),
-            gpus.checked_rem(per_node).unwrap_or(gpus),
+            gpus / per_node,
+            gpus % per_node,
         )));
     }
     let name = cli.plan.gpu.as_deref().unwrap_or("h100").to_lowercase();
@@ -198,6 +201,15 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
         let first = outlines.into_iter().find_map(Result::err);
         return Err(first.unwrap_or_else(|| Error::input("no strategy to plan")));
     }
+    if device == DeviceName::Cuda
+        && !FP8_GPUS.contains(&&*name)
+        && outlines.iter().flatten().any(|outline| outline.engine.tuning.fp8.is_some())
+    {
+        let gpus = FP8_GPUS.join(" and ");
+        return Err(Error::input(format!(
+            "--precision fp8 with --gpu {name}: scales for blocks of 128 are multiplied on {gpus} only; use --precision bf16"
+        )));
+    }
     let cluster = Cluster { machine: find(cli, &name, argv, &candidates, gpus)?, gpus, per_node };
     let planned = candidates.into_iter().zip(outlines).map(|(candidate, outline)| match outline {
         Ok(outline) => Ok((candidate, Ok(outline))),
@@ -211,7 +223,8 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
             Ok(outline) => Ok(cost(outline, &cluster, cli.plan.check)?),
             Err(why) => Err(why.clone()),
         };
-        Ok(PlanRow { candidate: candidate.clone(), outcome })
+        let sizes = outline.as_ref().map_or(Vec::new(), |outline| sizes(&cli.run.settings, outline));
+        Ok(PlanRow { candidate: candidate.clone(), outcome, sizes })
     });
     let rows = rows.into_iter().collect::<Result<Vec<_>>>()?;
     Ok((cluster, rows))
@@ -281,6 +294,23 @@ fn find(
     Ok(Arc::new(calibrate::machine(timings, gpus)))
 }
 
+/// Flags of sizes that are not given as flags, and would follow from the rows in a run of a data set or a pretrained
+/// model.
+fn sizes(given: &Settings, outline: &Outline) -> Vec<String> {
+    let Settings { model, data, batch, .. } = &outline.settings;
+    if model.pretrain.is_none() && data.dataset.is_none() {
+        return Vec::new();
+    }
+    let batch = batch.train_batch_size.is_some();
+    let all = [
+        ("--max-len", given.data.max_len.is_some()),
+        ("--batch-size", given.batch.batch_size.is_some() || batch),
+        ("--grad-accum", given.batch.grad_accum.is_some() || batch),
+    ];
+    let derived = all.into_iter().zip(outline.work).filter(|((_, given), _)| !given);
+    derived.flat_map(|((flag, _), size)| [flag.to_string(), size.to_string()]).collect()
+}
+
 fn work(outline: &Outline) -> BatchShape {
     let [max_len, batch_size, grad_accum] = outline.work;
     BatchShape { max_len, batch_size, grad_accum }
@@ -289,7 +319,7 @@ fn work(outline: &Outline) -> BatchShape {
 fn cost(outline: &Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
     let work = work(outline);
     let Cluster { machine, gpus, per_node } = cluster;
-    let Outline { engine, mesh, params, carried, planned, .. } = outline.clone();
+    let Outline { settings, engine, mesh, params, carried, planned, .. } = outline.clone();
     let mut bytes = planned;
     let mut reserved = 0;
     if let Some(multiprocessors) = machine.multiprocessors() {
@@ -308,7 +338,8 @@ fn cost(outline: &Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
     let flops = engine.spec.flops_per_token(work.max_len) as f64;
     let dtype: DType = engine.strategy.dtype();
     Ok(Cost {
-        fits: machine.memory().is_none_or(|bytes| total + reserved <= bytes),
+        fits: machine.memory().is_none_or(|bytes| total + reserved <= bytes)
+            && settings.fsdp.budget()?.is_none_or(|budget| total as u64 <= budget),
         mfu: machine.peak(dtype).filter(|_| step.is_some()).map(|peak| tokens_per_sec * flops / (peak * *gpus as f64)),
         measured: (check && step.is_some()).then(|| calibrate::measure(&engine, mesh, &work)).transpose()?,
         mesh,
@@ -322,8 +353,8 @@ fn cost(outline: &Outline, cluster: &Cluster, check: bool) -> Result<Cost> {
     })
 }
 
-/// The command line that runs it.
-fn command(argv: &[String], candidate: &Candidate, cluster: &Cluster) -> String {
+/// The command line that runs it. `sizes`: what a run would derive from its rows, which a plan does not read.
+fn command(argv: &[String], PlanRow { candidate, sizes, .. }: &PlanRow, cluster: &Cluster) -> String {
     let Cluster { gpus, per_node, .. } = cluster;
     let launch = match gpus.checked_div(*per_node) {
         Some(nodes) if nodes > 1 => {
@@ -338,7 +369,7 @@ fn command(argv: &[String], candidate: &Candidate, cluster: &Cluster) -> String 
         true => format!("'{}'", word.replace('\'', "'\\''")),
         false => word.clone(),
     };
-    let words = own_flags_left_out(argv).into_iter().chain(candidate.flags.clone());
+    let words = own_flags_left_out(argv).into_iter().chain(candidate.flags.clone()).chain(sizes.clone());
     words.fold(launch, |line, word| format!("{line} {}", quoted(&word)))
 }
 

@@ -17,6 +17,8 @@ pub struct PlanRow {
     pub candidate: Candidate,
     /// Its cost, or why it cannot run.
     pub outcome: std::result::Result<Cost, String>,
+    /// Flags of sizes that a run would derive from its rows.
+    pub sizes: Vec<String>,
 }
 
 pub struct Cost {

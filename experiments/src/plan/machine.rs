@@ -51,6 +51,9 @@ pub struct GpuRates {
     pub links: Links,
 }
 
+/// GPUs of sm_90, where cuBLASLt multiplies FP8 with scales for blocks.
+pub const FP8_GPUS: [&str; 2] = ["h100", "h200"];
+
 /// Fraction of the nominal bandwidth that memory-bound kernels reach. An assumption.
 const STREAMED: f64 = 0.85;
 /// Fraction of the best product and attention rates that a whole step sustains: other shapes, clocks under a power

@@ -124,11 +124,24 @@ pub fn text(cluster: &Cluster, rows: &[PlanRow], best: Option<&PlanRow>, command
         out += &format!("\nnot planned: {}\n    {}\n", names.join(", "), same[0].1);
     }
     out += &match (best, command) {
-        (Some(row), Some(command)) => format!("\nrecommended: {}\n    {command}\n", row.candidate.name),
+        (Some(row), Some(command)) => {
+            let host = row.outcome.as_ref().map_or(0, Cost::host);
+            let ranks = cluster.per_node.min(cluster.gpus);
+            let needs = match host {
+                0 => String::new(),
+                host => format!(
+                    "    needs {:.1} GiB of host memory per rank, {:.1} GiB per node\n",
+                    gib(host),
+                    gib(host * ranks)
+                ),
+            };
+            format!("\nrecommended: {}\n    {command}\n{needs}", row.candidate.name)
+        }
         _ => match costs().min_by_key(|cost| cost.total()) {
             Some(least) => format!(
                 "\nnothing fits: the smallest needs {:.2} GiB per rank, and {:.1} GiB are reserved for the driver and \
-                 NCCL. Use more GPUs, reduce --batch-size or --max-len, or use --grad-accum instead of --batch-size\n",
+                 NCCL. Use more GPUs, raise --memory-budget if it is given, reduce --batch-size or --max-len, or use \
+                 --grad-accum instead of --batch-size\n",
                 gib(least.total()),
                 gib(RESERVED),
             ),

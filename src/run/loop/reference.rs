@@ -95,5 +95,7 @@ fn compute(rank: &RankContext, rows: &Arc<Dataset>, spec: &Spec) -> Result<Vec<f
         all.extend(&host);
     }
     all.truncate(2 * rows.rows() as usize);
+    // Ends the last gathers, which would keep the memory of the model's slots.
+    scorer.model().1.weights_changed()?;
     Ok(all)
 }

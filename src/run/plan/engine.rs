@@ -20,6 +20,9 @@ use std::sync::Arc;
 /// Limit on bytes per rank: far above any machine, far below 2^64.
 const BYTES: f64 = (1u64 << 60) as f64;
 
+/// Tokens of a rank's micro-batch: far above any, far below the 2^32 rows that kernels count.
+const MOST_TOKENS: usize = 1 << 28;
+
 /// The sharding strategy. `run.strategy` is already resolved.
 pub fn strategy(s: &Settings, device: DeviceName, spec: &Spec) -> Result<Arc<dyn Strategy>> {
     if let Some(sharded) = sharded(s, device)? {
@@ -212,9 +215,15 @@ pub fn options(s: &Settings, device: DeviceName, mesh: &MeshSizes, spec: Spec) -
     let checkpoint = checkpointing(f, spec.layers)?;
     let sequences = if s.objective.has_pairs() { 2 } else { 1 };
     let row = s.largest_group.max(sequences * set(&s.data.max_len, "data.max_len")?);
+    let batch_size = set(&b.batch_size, "batch.batch_size")?;
+    let tokens = batch_size.checked_mul(row).filter(|&tokens| tokens <= MOST_TOKENS).ok_or_else(|| {
+        Error::input(format!(
+            "batch_size {batch_size} of up to {row} tokens: a micro-batch has at most {MOST_TOKENS} tokens; use grad_accum"
+        ))
+    })?;
     let tuning = tuning(s, &spec)?;
     let mut options = EngineOptions {
-        tokens: set(&b.batch_size, "batch.batch_size")? * row,
+        tokens,
         objective: objective::objective(s)?,
         reference: objective::reference(s, &spec)?,
         teacher: objective::teacher(s, &spec)?,
