@@ -103,6 +103,9 @@ pub fn main(args: &CompareArgs) -> Result<Verdict> {
     };
     let (a, b) = (curve(&args.a, &args.deepspeed_log)?, curve(&args.b, &args.fsdp2_log)?);
     for (name, curve) in [("A", &a), ("B", &b)] {
+        if !curve.earlier.is_empty() {
+            println!("note: {name} holds {} training stages, and the last one is compared", curve.earlier.len() + 1);
+        }
         if let Some(engine) = &curve.header.engine {
             println!("note: {name} is {engine}, which trains on different tokens, so its losses are not comparable");
         }

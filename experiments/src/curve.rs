@@ -140,6 +140,8 @@ pub struct Curve {
     pub traces: Vec<PathBuf>,
     pub ended: bool,
     pub error: Option<String>,
+    /// The training stages before this one in the same file, which end before it begins.
+    pub earlier: Vec<Curve>,
 }
 
 impl Curve {
@@ -193,6 +195,11 @@ impl Curve {
     pub fn feed(&mut self, line: &str) -> serde_json::Result<()> {
         match serde_json::from_str(line)? {
             MetricsEvent::Run(header) => {
+                if self.ended && header.resumed_from_step.is_none() {
+                    let mut before = Curve { path: self.path.clone(), ..std::mem::take(self) };
+                    (self.path, self.earlier) = (before.path.clone(), std::mem::take(&mut before.earlier));
+                    self.earlier.push(before);
+                }
                 // A resumed run does the steps after its checkpoint again.
                 let again = header.resumed_from_step.unwrap_or(0) + 1;
                 self.steps.split_off(&again);

@@ -118,7 +118,13 @@ pub fn read(dir: &Path, warmup: usize) -> Result<Found> {
         let key = (place(&name), name);
         match one(&path)? {
             None => {}
-            Some(Ok(curve)) => rounds.entry(key).or_default().push(curve),
+            Some(Ok(curve)) if curve.earlier.is_empty() => rounds.entry(key).or_default().push(curve),
+            Some(Ok(mut last)) => {
+                let stages = std::mem::take(&mut last.earlier).into_iter().chain([last]);
+                for (i, stage) in stages.enumerate().filter(|(_, stage)| !stage.steps.is_empty()) {
+                    rounds.entry((key.0, format!("{}, stage {}", key.1, i + 1))).or_default().push(stage);
+                }
+            }
             Some(Err(message)) => drop(failed.insert((key.0, directory.clone()), Failed { name: directory, message })),
         }
     }
@@ -204,5 +210,25 @@ mod tests {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    /// They are in one file, and each has steps from 1 on. A run that was resumed is one.
+    #[test]
+    fn each_training_stage_is_a_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = |resumed: &str, steps: std::ops::RangeInclusive<u64>, loss: f64| {
+            let begin = format!("{{\"event\": \"run\", \"resumed_from_step\": {resumed}}}\n");
+            let step = |step| format!("{{\"event\": \"step\", \"step\": {step}, \"loss\": {loss}}}\n");
+            begin + &steps.map(step).collect::<String>()
+        };
+        let end = "{\"event\": \"end\"}\n";
+        let first = [stage("null", 1..=3, 3.0), stage("2", 3..=4, 2.5), end.into()].concat();
+        for (name, text) in [("one", first.clone()), ("two", [first, stage("null", 1..=2, 1.0), end.into()].concat())] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join(METRICS), text).unwrap();
+        }
+        let found = read(dir.path(), 0).unwrap();
+        let rows: Vec<_> = found.rows.iter().map(|row| (&*row.name, row.curve.last(), row.curve.loss(1))).collect();
+        assert_eq!(rows, [("one", 4, Some(3.0)), ("two, stage 1", 4, Some(3.0)), ("two, stage 2", 2, Some(1.0))]);
     }
 }
