@@ -23,5 +23,5 @@ pub use dtype::{DType, Elem};
 pub use error::{Error, Result};
 pub use hex::hex;
 pub use meter::Meter;
-pub use quote::{printable, quote};
+pub use quote::{on_terminal, printable, quote};
 pub use reduce::Reduce;

@@ -4,28 +4,34 @@ use std::fmt::{self, Display, Write};
 
 /// Displays at most 200 characters of `text`, followed by an ellipsis if it is longer.
 pub fn quote<T: Display>(text: T) -> Quote<T> {
-    Quote { text, most: 200, escape: true }
+    Quote { text, most: 200, keeps: &[] }
 }
 
 /// The same, with a limit of `most` characters.
 pub fn printable(text: &str, most: usize) -> String {
-    Quote { text, most, escape: true }.to_string()
+    Quote { text, most, keeps: &[] }.to_string()
 }
 
 /// Sanitizes a whole message, in case a [`quote`] was forgotten.
 pub(super) fn message<T: Display>(text: T) -> Quote<T> {
-    Quote { text, most: 2000, escape: false }
+    Quote { text, most: 2000, keeps: &['\n'] }
+}
+
+/// Text of data or of a model, for a terminal: in its lines, with whatever else a terminal obeys escaped.
+pub fn on_terminal(text: &str) -> String {
+    Quote { text, most: usize::MAX, keeps: &['\n', '\t'] }.to_string()
 }
 
 pub struct Quote<T> {
     text: T,
     most: usize,
-    escape: bool,
+    /// Control characters that are not escaped.
+    keeps: &'static [char],
 }
 
 impl<T: Display> Display for Quote<T> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let mut out = Beginning { out: f, left: self.most, escape: self.escape, cut: false };
+        let mut out = Beginning { out: f, left: self.most, keeps: self.keeps, cut: false };
         let result = write!(out, "{}", self.text);
         match out.cut {
             true => f.write_str("..."),
@@ -38,7 +44,7 @@ impl<T: Display> Display for Quote<T> {
 struct Beginning<'a, 'b> {
     out: &'a mut fmt::Formatter<'b>,
     left: usize,
-    escape: bool,
+    keeps: &'static [char],
     cut: bool,
 }
 
@@ -50,7 +56,7 @@ impl Write for Beginning<'_, '_> {
                 return Err(fmt::Error);
             }
             self.left -= 1;
-            match self.escape && is_obeyed(c) {
+            match is_obeyed(c) && !self.keeps.contains(&c) {
                 true => write!(self.out, "{}", c.escape_default())?,
                 false => self.out.write_char(c)?,
             }
@@ -88,6 +94,7 @@ mod tests {
             quote("a\x1b[2J\r\n\u{9b}31m\u{7f}\u{202e}b").to_string(),
             "a\\u{1b}[2J\\r\\n\\u{9b}31m\\u{7f}\\u{202e}b"
         );
-        assert_eq!(crate::Error::input("two\nlines").to_string(), "two\nlines");
+        assert_eq!(crate::Error::input("two\nlines \x1b[2J").to_string(), "two\nlines \\u{1b}[2J");
+        assert_eq!(on_terminal("a\tb\n\x1b[2Jc\r"), "a\tb\n\\u{1b}[2Jc\\r");
     }
 }

@@ -17,6 +17,9 @@ pub struct Evaluations {
     pub best_saved: bool,
     /// Consecutive evaluations without a lower loss.
     pub since_best: u64,
+    /// The loss before the first step, which is no step's: it is never the best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<f64>,
 }
 
 impl Evaluations {
@@ -42,6 +45,10 @@ impl Evaluations {
     /// The newest evaluation has the lowest loss.
     pub fn newest_is_best(&self) -> bool {
         self.step > 0 && self.step == self.best_step
+    }
+    /// The loss before the first step and the best one, if the former is the lowest.
+    pub fn only_raised(&self) -> Option<[f64; 2]> {
+        self.before.zip(self.best_loss).filter(|(before, best)| before < best).map(|(before, best)| [before, best])
     }
     /// The step of the best checkpoint, if it was saved.
     pub fn best_checkpoint(&self) -> Option<u64> {

@@ -1,6 +1,7 @@
 //! Rows of token ids, with their labels and masks: what other programs have tokenized. Never changes an id, and never
 //! takes several samples for one.
 use super::fields::{JsonRow, RowResult, array, field, present, token_id, truth, whole};
+use super::format::InputLoss;
 use super::recipe::{Outcome, Recipe, TokenizedRow};
 use super::shapes::{MASKS, Shape};
 use crate::device::IGNORE;
@@ -45,6 +46,11 @@ impl Recipe {
             out.ids.retain(|_| each.next() == Some(&true));
             let mut each = keep.iter();
             out.labels.retain(|_| each.next() == Some(&true));
+        }
+        if self.format.input_loss == InputLoss::All && out.labels.contains(&IGNORE) {
+            let what =
+                "says which of its tokens have a loss, and `train_on_inputs` asks for all: remove one of the two";
+            return Err(what.into());
         }
         Ok(Outcome::Kept)
     }

@@ -13,7 +13,7 @@ pub mod prompts;
 /// What a model's files suggest.
 mod suggested;
 
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, on_terminal};
 use crate::comm::Mesh;
 use crate::comm::env::RankEnv;
 use crate::data::{JsonRow, Tokenizer};
@@ -28,7 +28,8 @@ pub use model::base_name;
 use model::{TextModel, WeightPlan};
 use prompts::{ANSWERED, EncodedPrompt, PromptEncoder, PromptField, PromptKind, PromptRow, SkippedRows};
 use serde_json::json;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::borrow::Cow;
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -255,6 +256,7 @@ impl<'a> TextStream<'a> {
         if let Some(new) = text.get(self.shown..).filter(|new| self.first && !new.is_empty()) {
             self.shown = text.len();
             let mut out = std::io::stdout();
+            let new = if out.is_terminal() { Cow::Owned(on_terminal(new)) } else { Cow::Borrowed(new) };
             let written = out.write_all(new.as_bytes()).and_then(|()| out.flush());
             // A missing reader is not a failure.
             self.failed = written.err().filter(|e| e.kind() != ErrorKind::BrokenPipe);

@@ -1,6 +1,6 @@
 //! `--print-samples` and `--preview`: what a run would train on, before packing. Never starts ranks, and reads no
 //! weight.
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, on_terminal};
 use crate::comm::env::RankEnv;
 use crate::data::{Dataset, PreviewRow, PreviewSequence, Tokenizer};
 use crate::device::IGNORE;
@@ -122,7 +122,7 @@ fn colored(row: u64, content: &PreviewRow, objective: Objective, tokenizer: &Tok
         let cut = if sequence.cut { ", cut" } else { "" };
         let loss = sequence.labels.iter().filter(|&&label| label != IGNORE).count();
         let text: String = stretches(sequence)
-            .map(|(with, ids)| match (with, tokenizer.spelled(ids)) {
+            .map(|(with, ids)| match (with, on_terminal(&tokenizer.spelled(ids))) {
                 (true, text) if color => style::paint(green, &text),
                 (true, text) => format!("[[{text}]]"),
                 (false, text) => text,

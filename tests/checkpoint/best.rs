@@ -144,9 +144,20 @@ fn the_best_checkpoint_is_kept_and_named_and_can_be_resumed() {
         assert!(events(&job.path("b.jsonl"), "step").is_empty() && job.path("hf/model.safetensors").exists());
     }
     // A run that ends with loading it exports the same.
-    job.run(FSDP, &format!("{SAVES} --load-best --ckpt-dir loads --save-hf loaded"));
+    let text = job.run(FSDP, &format!("{SAVES} --load-best --ckpt-dir loads --save-hf loaded"));
+    let lower = "the model before training had a lower evaluation loss than any step: ";
+    assert!(!text.contains(lower), "{text}");
     let weights = |dir: &str| fs::read(job.path(dir).join("model.safetensors")).unwrap();
     assert!(weights("loaded") == weights("hf") && weights("loaded") != weights("loads/step-00000024"));
+    // A run that only makes its model worse says so.
+    let worse = "--pretrain loaded --dataset t.jsonl --max-len 16 --batch-size 4 --warmup-steps 0 --no-sample --lr 3 \
+                 --max-steps 4 --eval-every 2 --save-on-best --load-best --ckpt-dir worse";
+    let mut command = unlaunched(FSDP);
+    let ended = command.current_dir(job.path("")).args(worse.split_whitespace()).output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && text.contains(lower), "{text}");
+    let says = kept(&job.named("worse", "latest"));
+    assert!(says["before"].as_f64() < says["best_loss"].as_f64(), "{says}");
     let texts = ["--resume best", &format!("--resume ck/{name}")].map(|from| {
         let text =
             job.command(FSDP, &format!("--ckpt-dir ck --generate ab --max-new-tokens 8 {from}")).output().unwrap();

@@ -2,8 +2,9 @@
 
 use crate::common::runs::*;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use std::fs;
+use std::process::Stdio;
 
 fn text(dir: &Dir, name: &str) -> String {
     fs::read_to_string(dir.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -134,4 +135,29 @@ fn a_restart_appends_to_the_same_files() {
     assert!(launcher.iter().any(|l| l.1.contains("rank 1 was killed by signal 9")), "{zero}");
     // Rank 0 learned of its peer's death before it exited.
     assert!(lines(&zero, "rank 0").iter().any(|l| l.0 == "ERROR" && l.1.contains("rank 1")), "{zero}");
+}
+
+#[test]
+fn metrics_that_cannot_be_written_cost_no_step_and_fail_the_run_at_its_end() {
+    let dir = Dir::new();
+    let mut command = unlaunched("bash");
+    // The signal of a file that is too large would end the run before the error.
+    command.args(["-c", "trap '' XFSZ; exec \"$@\"", "bash", FSDP]).stderr(Stdio::piped()).stdout(Stdio::null());
+    let tiny = "--dataset synthetic --embed-dim 16 --num-layers 1 --num-heads 2 --vocab-size 32 --max-len 16 \
+                --batch-size 2 --nproc-per-node 1 --max-steps 400 --no-sample --no-eval";
+    command.args(tiny.split_whitespace()).args(["--metrics-path", &dir.arg("m.jsonl"), "--save-hf", &dir.arg("hf")]);
+    let run = command.spawn().unwrap();
+    wait_until("it has begun", || steps(&dir.path("m.jsonl")) > 0);
+    // From now on files have at most 64 KB, as on a full disk.
+    let limit = Rlimit { current: Some(64_000), maximum: None };
+    for rank in children(run.id()) {
+        prlimit(Pid::from_raw(rank as i32), Resource::Fsize, limit).unwrap();
+    }
+    let ended = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let kept = steps(&dir.path("m.jsonl"));
+    assert!((10..400).contains(&kept), "{kept} steps in the metrics: {said}");
+    assert!(said.contains("the run goes on without it") && said.contains("step 400/400"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("error: ") && line.contains("m.jsonl")), "{said}");
+    assert!(ended.status.code() == Some(1) && dir.path("hf/model.safetensors").exists(), "{}: {said}", ended.status);
 }

@@ -167,8 +167,8 @@ fn a_resumed_run_samples_and_learns_the_same() {
     let whole = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir whole"), &["number", "regex:x"]);
     train(&dir, &format!("{flags} --max-steps 2 --ckpt-dir part"), &["number", "regex:x"]);
     let rest = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir part --resume auto"), &["number", "regex:x"]);
-    let bits =
-        |steps: &[Value]| steps.iter().map(|s| [&s["loss"], &s["grad_norm"]].map(Value::to_string)).collect::<Vec<_>>();
+    const SAME: [&str; 6] = ["loss", "grad_norm", "completion_mean", "completion_cut", "flat_groups", "rewards"];
+    let bits = |steps: &[Value]| steps.iter().map(|s| SAME.map(|key| s[key].to_string())).collect::<Vec<_>>();
     assert_eq!(bits(&rest), bits(&whole[2..]));
     // Between the updates on the samples of a step, also on another mesh: there to rounding.
     let twice = "--lr 0.01 --updates-per-rollout 3";

@@ -470,9 +470,14 @@ fn a_resumed_run_is_bitwise_the_same() {
     let ckpt = dir.arg("pretrained.ckpt");
     let dpo = [&tiny.split_whitespace().collect::<Vec<_>>()[..], &pairs, &["--objective", "dpo", "--pretrain", &model]];
     let on = ["--max-steps", "5", "--ckpt-dir", &ckpt, "--resume", "auto", "--beta", "0.3"];
-    let resumed = run(&[&dpo.concat()[..], &on].concat());
+    let more =
+        ["--dropout", "0.1", "--no-decay", "norm", "--min-lr-ratio", "0.5", "--lr-scheduler", "cosine_with_min_lr"];
+    let resumed = run(&[&dpo.concat()[..], &on, &more].concat());
     let said = stderr(&resumed);
-    assert!(said.contains("data.settings.beta: absent in the checkpoint, 0.3 now"), "{said}");
+    for (key, now) in [("beta", "0.3"), ("dropout", "0.1"), ("no_decay", "[\"norm\"]"), ("min_lr_ratio", "0.5")] {
+        let line = format!("data.settings.{key}: absent in the checkpoint, {now} now");
+        assert!(said.contains(&line), "{line}: {said}");
+    }
     let judged = run(&[&dpo.concat()[..], &["--max-steps", "5", "--ref-pretrain", &judge]].concat());
     let said = stderr(&judged);
     assert!(judged.status.code() == Some(2) && said.contains("is a reward model, which has no logits"), "{said}");

@@ -1,7 +1,7 @@
 //! Fields of rows and messages: each is used as other trainers use it, or named; and which tokens have a loss.
 use super::sft::{chatml, keys, make, open, recipe};
 use super::*;
-use flatshard::data::{ChatTemplate, Drop, LabelKeys, Outcome, PairKeys, Preferences, TokenizedRow};
+use flatshard::data::{ChatTemplate, Drop, InputLoss, LabelKeys, Outcome, PairKeys, Preferences, TokenizedRow};
 use serde_json::{Value, json};
 
 /// A template of one line per message, with tools before them.
@@ -413,6 +413,16 @@ fn masks_of_token_ids_take_losses_away() {
         let fault = make(Format::default(), json!({"input_ids": ids, key: value})).unwrap_err();
         assert!(fault.contains(says), "{fault}");
     }
+    // What the row says has a loss, and all is asked for; padding has none anyway.
+    let all = || Format { input_loss: InputLoss::All, ..Format::default() };
+    for key in ["loss_mask", "assistant_masks"] {
+        let fault = make(all(), json!({"input_ids": ids, key: [0, 1, 1, 1, 1]})).unwrap_err();
+        assert!(fault.contains("`train_on_inputs` asks for all"), "{fault}");
+    }
+    let masked = json!({"input_ids": ids, "labels": [1, -100, 98, 52, 2]});
+    assert!(make(all(), masked).unwrap_err().contains("`train_on_inputs` asks for all"));
+    let padded = json!({"input_ids": ids, "labels": [1, 40, 98, 52, -100], "attention_mask": [1, 1, 1, 1, 0]});
+    assert_eq!(row(all(), &padded).0.labels, [1, 40, 98, 52]);
     labels(json!({"special_tokens_mask": [1, 0, 0, 0, 1], "seq_lengths": [5], "position_ids": [0, 1, 2, 3, 4]}));
     labels(json!({"cu_seqlens": [0, 5], "segment_ids": [3, 3, 3, 3, 3], "loss_weights": [1, 1.0, 1, 1, 1]}));
     labels(json!({"attention_mask": [0, 0, 1, 1, 1], "position_ids": [1, 1, 0, 1, 2], "segment_ids": [0, 0, 1, 1, 1]}));

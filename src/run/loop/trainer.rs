@@ -9,7 +9,7 @@ use super::stops::Stops;
 use super::tune;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
-use crate::base::{Error, Result};
+use crate::base::{Error, Result, on_terminal};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
 use crate::comm::Axis;
 use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
@@ -20,8 +20,9 @@ use crate::run::rollouts::sampling::StepSampler;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
+use crate::run::watch::sol::SpeedOfLight;
 use crate::run::watch::{PromptSample, Reporter, StepDone};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::Instant;
 
 /// The run's progress.
@@ -69,6 +70,8 @@ impl<'a> Trainer<'a> {
         let RankContext { plan, mesh, log, .. } = *rank;
         let compared = reference::logps(rank, &plan.dataset)?;
         let evaluated = plan.eval.as_ref().map(|eval| reference::logps(rank, eval)).transpose()?.flatten();
+        // Measures with buffers of its own, which are free again before the engine allocates.
+        let light = SpeedOfLight::new(plan, &*rank.device, rank.gpu.as_deref(), mesh)?;
         let mut engine = Engine::unfilled(rank.device.clone(), mesh, &plan.engine)?;
         let mut loader =
             Loader::new(plan.dataset.clone(), plan.loader(mesh.group(Axis::Dp).rank())?)?.compare(compared);
@@ -95,7 +98,7 @@ impl<'a> Trainer<'a> {
         sampler.iter_mut().try_for_each(|sampler| sampler.resume(position.step, samples))?;
         tracer.attach(&mut engine, &mut checkpointer)?;
 
-        let mut watch = Reporter::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, position.step)?;
+        let mut watch = Reporter::new(plan, log, rank.device.clone(), rank.gpu.as_deref(), mesh, light, position.step)?;
         let every = plan.settings.faults.verify_every.filter(|&every| every > 0);
         let verify = |every| Verify::new(rank.device.clone(), mesh, engine.state().0, every);
         let verify = every.map(verify).transpose()?;
@@ -155,7 +158,10 @@ impl<'a> Trainer<'a> {
             let started = Instant::now();
             self.tracer.phase(0, "evaluate");
             let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
-            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None)?;
+            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None);
+            if let Some(evaluations) = self.evaluations.as_mut().filter(|_| evaluated.count > 0) {
+                evaluations.before = Some(evaluated.loss()).filter(|loss| loss.is_finite());
+            }
         }
         self.sample_prompts()
     }
@@ -207,7 +213,7 @@ impl<'a> Trainer<'a> {
             self.checkpointer.advance()?;
         }
         let published = self.checkpointer.published()?;
-        self.watch.checkpoint(published)?;
+        self.watch.checkpoint(published);
         let lr = self.rank.plan.schedule.lr(batch.step);
         let StepData { samples: rows, sequences, .. } = batch.data;
         let tokens = self.rank.plan.engine.objective.divisor(&StepCounts { rows, sequences, tokens: agreed.tokens });
@@ -313,6 +319,10 @@ impl<'a> Trainer<'a> {
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
         self.load_best()?;
+        if let Some([before, best]) = self.evaluations.as_ref().and_then(Evaluations::only_raised) {
+            let what = "the model before training had a lower evaluation loss than any step";
+            self.watch.say(LogLevel::Warn, format_args!("best  {what}: {before:.4}, and {best:.4}"));
+        }
         let exported = export::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
         self.watch.trained(&exported);
         self.tracer.phase(self.position.step, "sample");
@@ -329,8 +339,10 @@ impl<'a> Trainer<'a> {
         if best != self.position.step {
             let (store, optimizer) = self.engine.state();
             self.checkpointer.load(&ckpt::of_step(dir, best), store, optimizer)?;
-            self.watch
-                .say(LogLevel::Info, format_args!("best  step {best} had the lowest evaluation loss: it is loaded"));
+            self.watch.say(
+                LogLevel::Info,
+                format_args!("best  step {best} had the lowest evaluation loss of all steps: it is loaded"),
+            );
         }
         Ok(())
     }
@@ -338,8 +350,12 @@ impl<'a> Trainer<'a> {
     /// Collects the trace of the steps before `next`, if they are traced.
     fn trace_up_to(&mut self, next: u64) -> Result<()> {
         if self.tracer.is_waiting() {
-            let report = self.tracer.next(next, self.rank.mesh, &*self.rank.device).map_err(|e| at_step(next, e))?;
-            self.watch.traced(report)?;
+            match self.tracer.next(next, self.rank.mesh, &*self.rank.device) {
+                Ok(report) => self.watch.traced(report),
+                // The ranks have met again since.
+                Err(e @ Error::Io { .. }) => self.watch.unrecorded(e),
+                Err(e) => return Err(at_step(next, e)),
+            }
         }
         Ok(())
     }
@@ -372,7 +388,7 @@ impl<'a> Trainer<'a> {
             }
             is_best
         });
-        self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best)?;
+        self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best);
         Ok(is_best == Some(true))
     }
 
@@ -390,10 +406,11 @@ impl<'a> Trainer<'a> {
         let seconds = started.elapsed().as_secs_f64();
         self.watch.repeated(step, &repeated);
         if let Some(means) = rewards {
-            self.watch.rewarded(step, &means, texts.len(), seconds)?;
+            self.watch.rewarded(step, &means, texts.len(), seconds);
         }
         self.samples = texts;
-        self.watch.sampled(step, &self.samples, seconds)
+        self.watch.sampled(step, &self.samples, seconds);
+        Ok(())
     }
 
     /// `--patience` is over.
@@ -443,8 +460,8 @@ impl<'a> Trainer<'a> {
             saved = self.tracer.timeline().host(Lane::Checkpoint, what, Some(step), save).map_err(failed)?;
             self.saved = Some(step);
         }
-        self.watch.checkpoint(earlier)?;
-        self.watch.checkpoint(saved)?;
+        self.watch.checkpoint(earlier);
+        self.watch.checkpoint(saved);
         self.watch.restart_clock();
         Ok(())
     }
@@ -454,7 +471,9 @@ impl<'a> Trainer<'a> {
         let sample = evaluation::sample(self.rank.plan, &mut self.engine, &self.samples)?;
         if let Some(sample) = sample.filter(|_| self.rank.mesh.rank() == 0) {
             // Failing to print does not fail the run, and a closed pipe is not a failure.
-            let failed = std::io::stdout().write_all(sample.as_bytes()).err();
+            let mut out = std::io::stdout();
+            let sample = if out.is_terminal() { on_terminal(&sample) } else { sample };
+            let failed = out.write_all(sample.as_bytes()).err();
             let failed = failed.filter(|e| e.kind() != ErrorKind::BrokenPipe);
             failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("cannot print the sample: {e}")));
         }

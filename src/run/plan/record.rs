@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 const SETTINGS: &str = "settings";
 
 /// Such settings, by section. What follows from the data, the models and the schedule is recorded apart.
-const LEARN: [(&str, &[&str]); 5] = [
+const LEARN: [(&str, &[&str]); 8] = [
     (
         "objective",
         &[
@@ -33,10 +33,13 @@ const LEARN: [(&str, &[&str]); 5] = [
             "distill_temperature",
         ],
     ),
-    ("generate", &["temperature", "top_k", "top_p", "min_p", "group_size", "max_new_tokens"]),
+    ("data", &["group_by_length"]),
+    ("generate", &["temperature", "top_k", "top_p", "min_p", "stop", "group_size", "max_new_tokens"]),
     ("lora", &["dropout"]),
-    ("precision", &["reduce_dtype"]),
-    ("tune", &["lr_scale"]),
+    ("model", &["dropout", "router_aux_loss_coef"]),
+    ("optim", &["min_lr_ratio"]),
+    ("precision", &["reduce_dtype", "fp8_exclude"]),
+    ("tune", &["freeze", "unfreeze", "no_decay", "lr_scale"]),
 ];
 
 impl Plan {

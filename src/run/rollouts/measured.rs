@@ -4,7 +4,7 @@ use crate::comm::exchange::Exchange;
 use crate::comm::{Axis, Mesh};
 use crate::device::Device;
 use crate::engine::SampledText;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What samples were judged to be worth.
@@ -17,7 +17,7 @@ pub struct Judged {
 }
 
 /// Means over the samples of all ranks.
-#[derive(Serialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct SampleMeans {
     /// Tokens of a sample: the mean, the fewest and the most.
     pub completion_mean: f64,
@@ -26,14 +26,21 @@ pub struct SampleMeans {
     /// Share of the samples that a limit of their length cut.
     pub completion_cut: f64,
     /// With rewards: share of the prompts whose samples all have the same one, from which nothing is learned.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flat_groups: Option<f64>,
     /// Mean of each reward, without its weight.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rewards: BTreeMap<String, f64>,
     /// The longest that a rank sampled, and that it waited for rewards.
     pub sample_time_s: f64,
     pub reward_time_s: f64,
+}
+
+impl SampleMeans {
+    /// The same for further updates, for which nothing is sampled or judged.
+    pub fn untimed(&self) -> SampleMeans {
+        SampleMeans { sample_time_s: 0.0, reward_time_s: 0.0, ..self.clone() }
+    }
 }
 
 /// Means over judged texts of prompts that are not trained on.

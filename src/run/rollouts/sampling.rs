@@ -14,6 +14,7 @@ use crate::engine::{Engine, Prompt, Sampled, SampledText, Sampling};
 use crate::run::generate::ends::{TextEnds, stops};
 use crate::run::generate::prompts;
 use crate::run::plan::Plan;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -39,7 +40,7 @@ pub struct StepSampler {
     record: Option<(PathBuf, BufWriter<File>)>,
     /// What went wrong with rewards and was repeated, since it was last taken.
     repeated: Vec<String>,
-    /// Means over the step's samples; None after a start between updates on them.
+    /// Means over the step's samples; None after a start between updates on them from a checkpoint without these.
     means: Option<SampleMeans>,
 }
 
@@ -95,14 +96,21 @@ impl StepSampler {
             ))
         };
         let stored = stored.ok_or_else(|| wrong("which are not in it"))?;
-        self.groups = kept::read(stored).ok_or_else(|| wrong("which it does not hold in a form that is known"))?;
+        // Checkpoints of earlier versions hold the groups alone.
+        let groups = kept::read(stored.get("groups").unwrap_or(stored));
+        self.groups = groups.ok_or_else(|| wrong("which it does not hold in a form that is known"))?;
+        self.means = stored.get("means").and_then(|means| SampleMeans::deserialize(means).ok());
         Ok(())
     }
     /// What a checkpoint after `step` needs to continue on the samples of its step. Collective.
     pub fn state(&self, dev: &dyn Device, mesh: &Mesh, step: u64) -> Result<Option<Value>> {
         match step.is_multiple_of(self.passes) {
             true => Ok(None),
-            false => kept::shared(dev, mesh, &self.groups).map(Some),
+            false => {
+                let groups = kept::shared(dev, mesh, &self.groups)?;
+                let means = self.means.as_ref().map(SampleMeans::untimed);
+                Ok(Some(json!({"groups": groups, "means": means})))
+            }
         }
     }
 
@@ -130,8 +138,8 @@ impl StepSampler {
                 Err(e) => return Ok(Err(e)),
             }
             self.kept.clear();
-        } else if let Some(means) = &mut self.means {
-            (means.sample_time_s, means.reward_time_s) = (0.0, 0.0);
+        } else {
+            self.means = self.means.as_ref().map(SampleMeans::untimed);
         }
         if self.kept.is_empty() {
             self.kept = kept::batches(data.batches.iter().map(prompts_of), &self.groups)?;

@@ -121,7 +121,10 @@ impl std::fmt::Display for Evaluated {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let (loss, count) = (self.loss(), report::count(self.count));
         match self.preference {
-            None => write!(f, "loss {loss:.4}  perplexity {:.2}  tokens {count}", loss.exp()),
+            None => match loss.exp() {
+                many if many >= 1e6 => write!(f, "loss {loss:.4}  perplexity {many:.2e}  tokens {count}"),
+                few => write!(f, "loss {loss:.4}  perplexity {few:.2}  tokens {count}"),
+            },
             Some(PreferenceMeans { reward_chosen, reward_rejected, reward_accuracy, kl }) => {
                 let accuracy = reward_accuracy.map_or(String::new(), |share| format!("accuracy {share:.4}  "));
                 let kl = kl.map_or(String::new(), |kl| format!("kl {kl:.4}  "));

@@ -103,6 +103,8 @@ pub struct Reporter<'a> {
     tokens_per_step: u64,
     /// The model that was saved at the end.
     exported: Option<PathBuf>,
+    /// What failed first of that which only watches.
+    unrecorded: Option<Error>,
     started: Instant,
     /// End of the last step, evaluation or checkpoint; what communication had come to by then.
     clock: Instant,
@@ -117,6 +119,7 @@ impl<'a> Reporter<'a> {
         device: Arc<dyn Device>,
         gpu: Option<&Cuda>,
         mesh: &'a Mesh,
+        light: SpeedOfLight,
         done: u64,
     ) -> Result<Reporter<'a>> {
         let (run, first) = (&plan.settings.run, mesh.rank() == 0);
@@ -135,7 +138,8 @@ impl<'a> Reporter<'a> {
             bytes: HeldBytes::default(),
             by_source: Vec::new(),
             steps: 0,
-            light: SpeedOfLight::new(plan, &*device, gpu, mesh)?,
+            light,
+            unrecorded: None,
             // The loss is that of a token, or of the better one of two answers.
             health: Health::new(
                 (if plan.dataset.kind().is_judged() { 2.0 } else { plan.engine.spec.vocab as f64 }).ln(),
@@ -152,8 +156,16 @@ impl<'a> Reporter<'a> {
         })
     }
 
-    fn tell_sinks(&mut self, event: &Event) -> Result<()> {
-        self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
+    fn tell_sinks(&mut self, event: &Event) {
+        let mut failures = Vec::new();
+        self.sinks.retain_mut(|sink| sink.event(event).map_err(|e| failures.push(e)).is_ok());
+        failures.into_iter().for_each(|e| self.unrecorded(e));
+    }
+    /// Something that only watches has failed. What it watches goes on, and the run ends with this error once
+    /// everything is saved.
+    pub fn unrecorded(&mut self, e: Error) {
+        self.tell(LogLevel::Warn, format_args!("{e}; the run goes on without it, and fails at its end"));
+        self.unrecorded.get_or_insert(e);
     }
 
     /// For all ranks, by rank 0.
@@ -210,12 +222,13 @@ impl<'a> Reporter<'a> {
             "load_seconds": load_seconds,
             "work": self.light.work_json(),
             "limits": self.light.limits_json(),
-        })))?;
+        })));
         for (what, from) in resumed.iter().flat_map(|resume| resume.damaged.iter().map(|what| (what, &resume.dir))) {
-            self.tell_sinks(&Event::Damaged(&json!({"message": what, "from": from})))?;
+            self.tell_sinks(&Event::Damaged(&json!({"message": what, "from": from})));
         }
         self.restart_clock();
-        Ok(())
+        // Nothing is lost yet.
+        self.unrecorded.take().map_or(Ok(()), Err)
     }
 
     /// What was done since the last step belongs to no step.
@@ -292,7 +305,7 @@ impl<'a> Reporter<'a> {
         };
         self.comm = comm;
         self.by_source.clone_from(&data.by_source);
-        self.tell_sinks(&Event::Step(&record))?;
+        self.tell_sinks(&Event::Step(&record));
         self.progress.iter().for_each(|progress| progress.step(self.log, &record));
         self.tell_own(&record);
         warnings.iter().for_each(|text| self.tell(LogLevel::Warn, format_args!("step {number}: {text}")));
@@ -328,16 +341,15 @@ impl<'a> Reporter<'a> {
     }
 
     /// The held-out rows were evaluated. `is_best`: no loss of the run was lower, where that is known.
-    pub fn evaluated(&mut self, step: u64, evaluated: &Evaluated, seconds: f64, is_best: Option<bool>) -> Result<()> {
+    pub fn evaluated(&mut self, step: u64, evaluated: &Evaluated, seconds: f64, is_best: Option<bool>) {
         if evaluated.count > 0 {
             let best = if is_best == Some(true) { "  best so far" } else { "" };
             self.say(LogLevel::Info, format_args!("eval  step {step}  {evaluated}{best}"));
             let mut event = evaluated.json(step, &self.plan.engine.objective);
             (event["seconds"], event["best"]) = (json!(seconds), json!(is_best));
-            self.tell_sinks(&Event::Eval(&event))?;
+            self.tell_sinks(&Event::Eval(&event));
         }
         self.restart_clock();
-        Ok(())
     }
 
     /// This went wrong with rewards of samples of `step`, and was repeated.
@@ -348,7 +360,7 @@ impl<'a> Reporter<'a> {
     }
 
     /// The prompts of --eval-dataset were continued by the model after `step`, and their texts judged.
-    pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64) -> Result<()> {
+    pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64) {
         let each = means.rewards.iter().filter(|_| means.rewards.len() > 1);
         let each: String = each.map(|(name, mean)| format!("  {name} {mean:.4}")).collect();
         let (reward, tokens) = (means.reward_mean, means.completion_mean);
@@ -359,11 +371,11 @@ impl<'a> Reporter<'a> {
             event.extend(means);
         }
         (event["seconds"], event["best"]) = (json!(seconds), Value::Null);
-        self.tell_sinks(&Event::Eval(&event))
+        self.tell_sinks(&Event::Eval(&event));
     }
 
     /// The prompts of --sample-prompts were continued, by the model after `step`.
-    pub fn sampled(&mut self, step: u64, samples: &[PromptSample], seconds: f64) -> Result<()> {
+    pub fn sampled(&mut self, step: u64, samples: &[PromptSample], seconds: f64) {
         for (i, of) in samples.iter().enumerate().take(SAMPLES) {
             let (n, text) = (i + 1, printable(of.text.trim(), SAMPLE));
             self.say(LogLevel::Info, format_args!("sample  step {step}  prompt {n}: {text}"));
@@ -372,14 +384,13 @@ impl<'a> Reporter<'a> {
             let more = samples.len() - SAMPLES;
             self.say(LogLevel::Info, format_args!("sample  step {step}  and {more} more (--metrics-path has all)"));
         }
-        self.tell_sinks(&Event::Samples(&json!({"step": step, "seconds": seconds, "samples": samples})))?;
+        self.tell_sinks(&Event::Samples(&json!({"step": step, "seconds": seconds, "samples": samples})));
         self.restart_clock();
-        Ok(())
     }
 
     /// A checkpoint is complete.
-    pub fn checkpoint(&mut self, saved: Option<SavedCheckpoint>) -> Result<()> {
-        let Some(saved) = saved else { return Ok(()) };
+    pub fn checkpoint(&mut self, saved: Option<SavedCheckpoint>) {
+        let Some(saved) = saved else { return };
         let (path, size) = (saved.path.display(), report::mib(saved.bytes));
         let step = saved.step.map_or(String::new(), |step| format!("step {step}  "));
         self.say(LogLevel::Info, format_args!("checkpoint  {step}{size}  {:.2} s  {path}", saved.seconds));
@@ -390,20 +401,19 @@ impl<'a> Reporter<'a> {
         self.tell_sinks(&Event::Checkpoint(&json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
             "eval_loss": eval_loss, "best": best,
-        })))
+        })));
     }
 
     /// The trace of profiled steps, when it is written.
-    pub fn traced(&mut self, report: Option<ProfileReport>) -> Result<()> {
+    pub fn traced(&mut self, report: Option<ProfileReport>) {
         if let Some(ProfileReport { path, steps, ranks }) = report {
             let which = format_args!("trace  steps {}:{}  {}", steps.start(), steps.end(), path.display());
             self.say(LogLevel::Info, which);
             ranks.iter().flat_map(Summary::lines).for_each(|line| self.say(LogLevel::Info, line));
             let steps = [steps.start(), steps.end()];
-            self.tell_sinks(&Event::Trace(&json!({"steps": steps, "path": path, "ranks": ranks})))?;
+            self.tell_sinks(&Event::Trace(&json!({"steps": steps, "path": path, "ranks": ranks})));
         }
         self.restart_clock();
-        Ok(())
     }
 
     /// All steps are done, and the model is in `exported`, as far as that was asked for.
@@ -454,7 +464,8 @@ impl<'a> Reporter<'a> {
         self.tell_sinks(&Event::End(&json!({
             "steps": steps, "seconds": seconds, "stopped": stopped.map(|_| "patience"), "sources": sources,
             "warnings": self.health.warnings(),
-        })))
+        })));
+        self.unrecorded.take().map_or(Ok(()), Err)
     }
 }
 
