@@ -14,7 +14,7 @@ use super::unstack;
 use super::unused::{PREDICTORS, is_buffer, is_unused_kv, predicts_later_tokens};
 use super::{header, hf};
 use crate::base::{Error, Result, open};
-use crate::nn::{Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
+use crate::nn::{HEAD, Layout, SCORE, Segment, Spec, goes_with_adapters, has_adapters};
 use crate::optim::Moments;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -407,7 +407,6 @@ impl OpenedFiles {
     }
 }
 
-pub(super) const HEAD: &str = "lm_head.weight";
 /// The tensors a head may be tied to.
 pub(super) const TABLES: [&str; 4] = ["embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight"];
 

@@ -29,6 +29,8 @@ pub struct Lora {
 pub const ALL_LINEAR: &str = "all-linear";
 /// The head of a reward model.
 pub const SCORE: &str = "score.weight";
+/// The name of the matrix of logits, if it is not the embedding's.
+pub const HEAD: &str = "lm_head.weight";
 const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
 

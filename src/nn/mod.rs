@@ -68,7 +68,8 @@ pub use layout::{
     CodePlace, Init, Layout, Segment, SlicePart, Storage, Tp, columns_name, half_name, slice_name, sliced,
 };
 pub use lora::{
-    ALL_LINEAR, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, is_path_end, linear_module, linear_modules,
+    ALL_LINEAR, HEAD, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, is_path_end, linear_module,
+    linear_modules,
 };
 pub use recompute::Checkpointing;
 pub use recurrence::{DeltaForm, DeltaNet, Mamba, Recurrence};

@@ -1,7 +1,7 @@
 //! Which tensors are trainable, decayed, and at what learning rate: name patterns applied to a model's layouts. Never
 //! changes shapes or values.
 use super::layout::{Layout, Segment, Storage};
-use super::lora::{Lora, goes_with_adapters, has_adapters, is_adapter, linear_module};
+use super::lora::{HEAD, Lora, SCORE, goes_with_adapters, has_adapters, is_adapter, linear_module};
 use crate::base::nf4::BLOCK;
 use crate::base::{Error, Result};
 use regex::Regex;
@@ -152,6 +152,14 @@ fn each(key: &str, pattern: &str, layouts: &mut [Layout], mut change: impl FnMut
         change(segment);
         matched = true;
     }
+    // The head of a tied model is its embedding, the first tensor of the root.
+    let root = layouts.first_mut().map(|root| &mut root.segments[..]).filter(|_| !matched && regex.is_match(HEAD));
+    if let Some([embedding, others @ ..]) = root
+        && !others.iter().any(|s| [HEAD, SCORE].contains(&&*s.name))
+    {
+        change(embedding);
+        matched = true;
+    }
     match matched {
         true => Ok(()),
         false => {
@@ -210,6 +218,11 @@ mod tests {
             applied(Tuning { freeze, unfreeze, ..Tuning::default() }).iter().map(Segment::is_trained).collect();
         assert_eq!(trainable, [false, true, true, false, true]);
         let lr_scale = vec![("layers".to_string(), 0.5), (r"layers\.10".to_string(), 2.0)];
+        // Spectrum's lists begin with the head, which these tie.
+        let unfreeze = texts(&["^lm_head.weight$", r"layers\.1\."]);
+        let trainable: Vec<bool> =
+            applied(Tuning { unfreeze, ..Tuning::default() }).iter().map(Segment::is_trained).collect();
+        assert_eq!(trainable, [true, false, false, true, false]);
         let tuned = applied(Tuning { no_decay: texts(&["embed"]), lr_scale, ..Tuning::default() });
         assert_eq!(tuned.iter().map(|s| s.decay).collect::<Vec<_>>(), [false, false, true, true, true]);
         assert_eq!(tuned.iter().map(|s| s.lr_scale).collect::<Vec<_>>(), [1.0, 1.0, 0.5, 0.5, 2.0]);
