@@ -129,16 +129,20 @@ const JSM: LauncherNames = LauncherNames {
 impl RankEnv {
     /// The only rank of a job, in the process that created `arena`.
     pub fn alone(arena: RawFd) -> RankEnv {
+        RankEnv { arena_fd: Some(arena), ..RankEnv::first(1, 1) }
+    }
+    /// The first rank of a job on `hosts` with `ranks` each, to plan it without starting it.
+    pub fn first(hosts: usize, ranks: usize) -> RankEnv {
         RankEnv {
             rank: 0,
-            world: 1,
+            world: hosts * ranks,
             local_rank: 0,
-            local_world: 1,
+            local_world: ranks,
             host: "localhost".into(),
             master_addr: "127.0.0.1".into(),
             master_port: 0,
             run_id: String::new(),
-            arena_fd: Some(arena),
+            arena_fd: None,
             parent_pid: None,
             secret: None,
             mpi: false,

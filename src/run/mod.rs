@@ -127,7 +127,11 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
     let (last, mut logged) = (runs.len() - 1, Vec::new());
     let shell = if launched.is_none() { SlurmShell::from_env() } else { None };
     for (i, settings) in runs.into_iter().enumerate() {
-        let mut plan = Plan::new(settings, launched)?;
+        let planned = match cli.files.print_config && launched.is_none() {
+            true => ranks::planned(&settings).map_err(Error::before_start)?,
+            false => None,
+        };
+        let mut plan = Plan::new(settings, launched.or(planned.as_ref()))?;
         plan.settings.notes.extend(shell.and_then(|shell| plan.ranks.in_a_shell(shell)));
         plan.settings.notes.retain(|note| !logged.contains(note)); // by an earlier stage
         if cli.files.print_config {

@@ -304,6 +304,11 @@ fn worlds_of_the_wrong_size() {
     let (code, text) = launched(&two_hosts, &["--num-nodes", "3"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("num_nodes 3") && text.contains("4 ranks on 2 hosts (2 on each)"), "{text}");
+    // They can be planned on one host, which has no rank of theirs.
+    let out = unlaunched(FSDP).args(tiny(&["--num-nodes", "3", "--nproc-per-node", "2", "--print-config"])).output();
+    let out = out.unwrap();
+    let plan: Value = serde_saphyr::from_str(&String::from_utf8_lossy(&out.stdout)).unwrap();
+    assert_eq!((&plan["plan"]["world_size"], &plan["run"]["num_nodes"]), (&6.into(), &3.into()), "{plan}");
     let (code, text) = launched(&[("RANK", "5"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")], &[]);
     assert_eq!(code, Some(2), "{text}");
 }

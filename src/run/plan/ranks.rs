@@ -52,6 +52,17 @@ pub fn place(env: &RankEnv, s: &Settings) -> Result<RankEnv> {
     Ok(RankEnv { secret: env.secret.clone(), ..placed })
 }
 
+/// The first rank of a run that its settings spread over several hosts, which nobody has started.
+pub fn planned(s: &Settings) -> Result<Option<RankEnv>> {
+    let hosts = s.run.num_nodes.unwrap_or(1);
+    if hosts < 2 {
+        return Ok(None);
+    }
+    let device = device::choose(set(&s.run.device, "run.device")?);
+    let here = || device::ranks(device, set(&s.run.ranks_per_gpu, "run.ranks_per_gpu")?);
+    Ok(Some(RankEnv::first(hosts, s.run.nproc_per_node.map_or_else(here, Ok)?)))
+}
+
 /// CPUs that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
