@@ -1,5 +1,5 @@
-//! The history of a run's evaluation losses: the best step, and how long ago it was. Stored in `trainer_state.json`, so
-//! that a resumed run continues it. Never evaluates.
+//! The history of a run's evaluations, by loss or by reward: the best step, and how long ago it was. Stored in
+//! `trainer_state.json`, so that a resumed run continues it. Never evaluates.
 use serde::{Deserialize, Serialize};
 
 /// Kept with `save_on_best` or early stopping.
@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct Evaluations {
     /// Identifies the evaluated rows: losses over other rows are not comparable.
     pub rows: String,
+    /// They are compared by their mean rewards, which stand where losses do: the highest is the best.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rewards: bool,
     /// Step and loss of the newest evaluation; 0 before the first, null if the loss is not finite.
     pub step: u64,
     pub loss: Option<f64>,
@@ -15,7 +18,7 @@ pub struct Evaluations {
     pub best_loss: Option<f64>,
     /// The checkpoint of `best_step` was saved.
     pub best_saved: bool,
-    /// Consecutive evaluations without a lower loss.
+    /// Consecutive evaluations without a better one.
     pub since_best: u64,
     /// The loss before the first step, which is no step's: it is never the best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,8 +26,15 @@ pub struct Evaluations {
 }
 
 impl Evaluations {
-    pub fn over(rows: String) -> Evaluations {
-        Evaluations { rows, ..Evaluations::default() }
+    pub fn over(rows: String, rewards: bool) -> Evaluations {
+        Evaluations { rows, rewards, ..Evaluations::default() }
+    }
+    /// What is compared.
+    pub fn measure(&self) -> &'static str {
+        if self.rewards { "mean reward" } else { "evaluation loss" }
+    }
+    fn is_better(&self, a: f64, b: f64) -> bool {
+        if self.rewards { a > b } else { a < b }
     }
 
     /// Records the evaluation after `step`; `saves`: its checkpoint will be kept if it is the best. A step that was
@@ -34,7 +44,7 @@ impl Evaluations {
             return;
         }
         (self.step, self.loss) = (step, Some(loss).filter(|loss| loss.is_finite()));
-        match self.loss.filter(|&loss| self.best_loss.is_none_or(|best| loss < best)) {
+        match self.loss.filter(|&loss| self.best_loss.is_none_or(|best| self.is_better(loss, best))) {
             Some(loss) => {
                 (self.best_step, self.best_loss) = (step, Some(loss));
                 (self.best_saved, self.since_best) = (saves, 0);
@@ -42,13 +52,14 @@ impl Evaluations {
             None => self.since_best += 1,
         }
     }
-    /// The newest evaluation has the lowest loss.
+    /// The newest evaluation is the best.
     pub fn newest_is_best(&self) -> bool {
         self.step > 0 && self.step == self.best_step
     }
-    /// The loss before the first step and the best one, if the former is the lowest.
-    pub fn only_raised(&self) -> Option<[f64; 2]> {
-        self.before.zip(self.best_loss).filter(|(before, best)| before < best).map(|(before, best)| [before, best])
+    /// What there was before the first step and the best since, if the former is better.
+    pub fn only_worse(&self) -> Option<[f64; 2]> {
+        let both = self.before.zip(self.best_loss);
+        both.filter(|(before, best)| self.is_better(*before, *best)).map(|(before, best)| [before, best])
     }
     /// The step of the best checkpoint, if it was saved.
     pub fn best_checkpoint(&self) -> Option<u64> {
@@ -62,7 +73,7 @@ mod tests {
 
     #[test]
     fn only_lower_finite_losses_are_better_and_each_step_counts_once() {
-        let mut e = Evaluations::over("rows".into());
+        let mut e = Evaluations::over("rows".into(), false);
         let mut seen = Vec::new();
         for (step, loss) in [(2, f64::NAN), (4, 3.0), (6, 3.0), (8, f64::INFINITY), (8, 1.0), (10, 2.0), (12, 2.5)] {
             e.count(step, loss, true);
@@ -81,5 +92,18 @@ mod tests {
         let text = serde_json::to_string(&e).unwrap();
         assert_eq!(serde_json::from_str::<Evaluations>(&text).unwrap(), e);
         assert!(!Evaluations::default().newest_is_best());
+    }
+
+    #[test]
+    fn higher_rewards_are_better() {
+        let mut e = Evaluations { before: Some(0.75), ..Evaluations::over("prompts".into(), true) };
+        let mut best = |step, reward| {
+            e.count(step, reward, true);
+            (e.best_checkpoint(), e.only_worse().is_some())
+        };
+        assert_eq!(
+            [best(1, 0.5), best(2, 0.25), best(3, 0.7), best(4, 0.8)],
+            [(Some(1), true), (Some(1), true), (Some(3), true), (Some(4), false)]
+        );
     }
 }

@@ -145,7 +145,7 @@ fn the_best_checkpoint_is_kept_and_named_and_can_be_resumed() {
     }
     // A run that ends with loading it exports the same.
     let text = job.run(FSDP, &format!("{SAVES} --load-best --ckpt-dir loads --save-hf loaded"));
-    let lower = "the model before training had a lower evaluation loss than any step: ";
+    let lower = "the model before training had a better evaluation loss than any step: ";
     assert!(!text.contains(lower), "{text}");
     let weights = |dir: &str| fs::read(job.path(dir).join("model.safetensors")).unwrap();
     assert!(weights("loaded") == weights("hf") && weights("loaded") != weights("loads/step-00000024"));

@@ -158,7 +158,9 @@ fn every_line_of_a_metrics_file_is_as_the_schema_says() {
     let mut sampling = std::process::Command::new(FSDP);
     sampling.args("--objective grpo --reward json --dataset prompts.jsonl --eval-dataset prompts.jsonl --max-steps 1 --batch-size 1".split(' '));
     sampling.args("--embed-dim 16 --num-layers 1 --num-heads 2 --max-len 16 --max-new-tokens 2".split(' '));
-    sampling.args("--nproc-per-node 1 --metrics-path sampling".split(' ')).current_dir(dir.path(""));
+    sampling
+        .args("--nproc-per-node 1 --metrics-path sampling --ckpt-dir sampled --save-on-best".split(' '))
+        .current_dir(dir.path(""));
     let output = sampling.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     lines.check(&schema, &dir.path("sampling"));

@@ -196,6 +196,32 @@ fn a_resumed_run_samples_and_learns_the_same() {
     assert!(!ended.status.success() && text.contains("between the 3 updates"), "{text}");
 }
 
+#[test]
+fn the_highest_mean_reward_is_the_best_and_patience_waits_for_it() {
+    let dir = with_prompts(16);
+    let flags = "--nproc-per-node 1 --batch-size 2 --lr 0.02 --max-steps 6 --eval-dataset p.jsonl --eval-every 1";
+    let saves = "--save-on-best --load-best --ckpt-dir ck --save-hf hf";
+    train(&dir, &format!("{flags} {saves}"), &["regex:[a-z]"]);
+    let (mut highest, mut best) = (f64::NEG_INFINITY, 0);
+    for event in events(&dir.path("m.jsonl"), "eval").iter().filter(|event| event["step"] != 0) {
+        let reward = number(event, "reward_mean");
+        assert_eq!(event["best"], reward > highest, "{event}");
+        if reward > highest {
+            (highest, best) = (reward, event["step"].as_u64().unwrap());
+        }
+    }
+    assert_eq!(fs::read_to_string(dir.path("ck/best")).unwrap(), format!("step-{best:08}\n"));
+    let saved = events(&dir.path("m.jsonl"), "checkpoint").into_iter().find(|event| event["step"] == best).unwrap();
+    assert!(
+        saved["eval_loss"].is_null() && number(&saved, "eval_reward") == highest && saved["best"] == true,
+        "{saved}"
+    );
+    // Every text has the same reward, so that the first evaluation stays the best.
+    train(&dir, &format!("{flags} --patience 2"), &["regex:^"]);
+    let end = &events(&dir.path("m.jsonl"), "end")[0];
+    assert_eq!((&end["steps"], &end["stopped"]), (&3.into(), &"patience".into()), "{end}");
+}
+
 fn copy(from: &std::path::Path, to: &std::path::Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let to = to.join(entry.file_name());

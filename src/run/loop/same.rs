@@ -13,7 +13,7 @@ use crate::comm::{Collective, Tag};
 use crate::data::{Dataset, Tokenizer};
 use crate::device::Device;
 use crate::run::plan::Plan;
-use crate::run::plan::prompts::SamplePrompt;
+use crate::run::plan::prompts::SamplePrompts;
 use crate::run::plan::ranks::RankPlan;
 use crate::run::plan::record;
 use crate::run::plan::resume::ResumeFrom;
@@ -135,10 +135,7 @@ pub fn of_training(plan: &Plan) -> Result<FactList> {
         Some(ResumeFrom { dir, state, .. }) => format!("step {} ({:016x})", state.step, ckpt::fingerprint(dir)?),
         None => "the beginning".into(),
     };
-    let prompts = plan.prompts.as_ref().map(|prompts| {
-        let words = |row: &SamplePrompt| [&[row.tokens.len() as u32], &row.tokens[..]].concat();
-        xxh3_64(bytemuck::cast_slice(&prompts.rows.iter().flat_map(words).collect::<Vec<u32>>()))
-    });
+    let prompts = plan.prompts.as_ref().map(SamplePrompts::fingerprint);
     let own = [
         ("data", what(&plan.dataset)),
         ("eval_data", plan.eval.as_deref().map_or("none".into(), what)),

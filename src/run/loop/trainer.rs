@@ -9,7 +9,7 @@ use super::stops::Stops;
 use super::tune;
 use super::verify::Verify;
 use crate::base::timeline::Lane;
-use crate::base::{Error, Result, on_terminal};
+use crate::base::{Error, Result};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
 use crate::comm::Axis;
 use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
@@ -22,7 +22,7 @@ use crate::run::settings::value::StepInterval;
 use crate::run::trace::Tracer;
 use crate::run::watch::sol::SpeedOfLight;
 use crate::run::watch::{PromptSample, Reporter, StepDone};
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::time::Instant;
 
 /// The run's progress.
@@ -158,12 +158,10 @@ impl<'a> Trainer<'a> {
             let started = Instant::now();
             self.tracer.phase(0, "evaluate");
             let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
-            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), None);
-            if let Some(evaluations) = self.evaluations.as_mut().filter(|_| evaluated.count > 0) {
-                evaluations.before = Some(evaluated.loss()).filter(|loss| loss.is_finite());
-            }
+            let is_best = self.counted(Some(evaluated.loss()).filter(|_| evaluated.count > 0));
+            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), is_best);
         }
-        self.sample_prompts()
+        self.sample_prompts().map(drop)
     }
 
     fn step(&mut self) -> Result<()> {
@@ -319,8 +317,9 @@ impl<'a> Trainer<'a> {
         self.trace_up_to(self.position.step + 1)?;
         self.evaluate()?;
         self.load_best()?;
-        if let Some([before, best]) = self.evaluations.as_ref().and_then(Evaluations::only_raised) {
-            let what = "the model before training had a lower evaluation loss than any step";
+        if let Some((evaluations, [before, best])) = self.evaluations.as_ref().and_then(|e| Some((e, e.only_worse()?)))
+        {
+            let what = format!("the model before training had a better {} than any step", evaluations.measure());
             self.watch.say(LogLevel::Warn, format_args!("best  {what}: {before:.4}, and {best:.4}"));
         }
         let exported = export::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
@@ -332,16 +331,16 @@ impl<'a> Trainer<'a> {
         self.watch.end(self.position.step, self.evaluations.as_ref().filter(|_| stopped))
     }
 
-    /// With --load-best, the model of the lowest evaluation loss takes the place of the last one. Collective.
+    /// With --load-best, the model of the best evaluation takes the place of the last one. Collective.
     fn load_best(&mut self) -> Result<()> {
-        let best = self.evaluations.as_ref().and_then(Evaluations::best_checkpoint);
-        let (Some(dir), Some(best)) = (self.rank.plan.loads_best(), best) else { return Ok(()) };
+        let best = self.evaluations.as_ref().and_then(|e| Some((e.best_checkpoint()?, e.measure())));
+        let (Some(dir), Some((best, measure))) = (self.rank.plan.loads_best(), best) else { return Ok(()) };
         if best != self.position.step {
             let (store, optimizer) = self.engine.state();
             self.checkpointer.load(&ckpt::of_step(dir, best), store, optimizer)?;
             self.watch.say(
                 LogLevel::Info,
-                format_args!("best  step {best} had the lowest evaluation loss of all steps: it is loaded"),
+                format_args!("best  step {best} had the best {measure} of all steps: it is loaded"),
             );
         }
         Ok(())
@@ -360,57 +359,69 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Evaluates the held-out rows and samples the prompts, at most once per step, and returns whether the loss is the
-    /// lowest so far.
+    /// Evaluates the held-out rows and samples the prompts, at most once per step, and returns whether the model is the
+    /// best so far.
     fn evaluate(&mut self) -> Result<bool> {
         if self.evaluated.replace(self.position.step) == Some(self.position.step) {
             return Ok(false);
         }
-        let is_best = self.evaluate_rows()?;
-        self.sample_prompts()?;
-        Ok(is_best)
+        let by_loss = self.evaluate_rows()?;
+        Ok(self.sample_prompts()? || by_loss)
     }
 
     /// Whether the held-out loss is the lowest so far. All ranks have the same sum, so they decide alike.
     fn evaluate_rows(&mut self) -> Result<bool> {
-        let (learned, plan, step) = (self.has_learned(), self.rank.plan, self.position.step);
+        let step = self.position.step;
         let Some(held_out) = self.held_out.as_mut() else { return Ok(false) };
         let started = Instant::now();
         self.tracer.phase(step, "evaluate");
         let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
-        let counts = evaluated.count > 0 && learned && evaluations::are_counted(&plan.settings);
-        let is_best = self.evaluations.as_mut().filter(|_| counts).map(|evaluations| {
-            let is_new = evaluations.step != step;
-            evaluations.count(step, evaluated.loss(), plan.saves_best().is_some());
-            let is_best = evaluations.newest_is_best();
-            if is_new && is_best && plan.saves_best().is_some() {
-                self.saved = None; // a checkpoint of this step from an earlier start does not record this
-            }
-            is_best
-        });
+        let is_best = self.counted(Some(evaluated.loss()).filter(|_| evaluated.count > 0));
         self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best);
         Ok(is_best == Some(true))
     }
 
-    /// Continues the prompts of --sample-prompts, or those of --eval-dataset, and judges the texts of these.
-    fn sample_prompts(&mut self) -> Result<()> {
-        let (step, Some(prompts)) = (self.position.step, &mut self.prompts) else { return Ok(()) };
+    /// Records the loss or the mean reward of an evaluation, if evaluations are compared. Returns whether it is the
+    /// best of those after a step.
+    fn counted(&mut self, value: Option<f64>) -> Option<bool> {
+        let (learned, plan, step) = (self.has_learned(), self.rank.plan, self.position.step);
+        let counts = learned && evaluations::are_counted(&plan.settings);
+        let (evaluations, value) = self.evaluations.as_mut().filter(|_| counts).zip(value)?;
+        if step == 0 {
+            evaluations.before = Some(value).filter(|value| value.is_finite());
+            return None;
+        }
+        let is_new = evaluations.step != step;
+        evaluations.count(step, value, plan.saves_best().is_some());
+        let is_best = evaluations.newest_is_best();
+        if is_new && is_best && plan.saves_best().is_some() {
+            self.saved = None; // a checkpoint of this step from an earlier start does not record this
+        }
+        Some(is_best)
+    }
+
+    /// Continues the prompts of --sample-prompts, or those of --eval-dataset, and judges the texts of these. Returns
+    /// whether their mean reward is the highest so far.
+    fn sample_prompts(&mut self) -> Result<bool> {
+        let (step, Some(prompts)) = (self.position.step, &mut self.prompts) else { return Ok(false) };
         let started = Instant::now();
         self.tracer.phase(step, "sample");
         let stops = &mut self.stops;
         let sampled = prompts.sample(&mut self.engine, step, &mut || stops.pending()).map_err(|e| at_step(step, e))?;
         let PromptSamples { texts, rewards, repeated } = match sampled {
             Ok(sampled) => sampled,
-            Err(e) => return self.stop_unjudged(step, e),
+            Err(e) => return self.stop_unjudged(step, e).map(|()| false),
         };
         let seconds = started.elapsed().as_secs_f64();
         self.watch.repeated(step, &repeated);
+        let mut is_best = None;
         if let Some(means) = rewards {
-            self.watch.rewarded(step, &means, texts.len(), seconds);
+            is_best = self.counted(Some(means.reward_mean));
+            self.watch.rewarded(step, &means, texts.len(), seconds, is_best);
         }
         self.samples = texts;
         self.watch.sampled(step, &self.samples, seconds);
-        Ok(())
+        Ok(is_best == Some(true))
     }
 
     /// `--patience` is over.
@@ -471,9 +482,7 @@ impl<'a> Trainer<'a> {
         let sample = evaluation::sample(self.rank.plan, &mut self.engine, &self.samples)?;
         if let Some(sample) = sample.filter(|_| self.rank.mesh.rank() == 0) {
             // Failing to print does not fail the run, and a closed pipe is not a failure.
-            let mut out = std::io::stdout();
-            let sample = if out.is_terminal() { on_terminal(&sample) } else { sample };
-            let failed = out.write_all(sample.as_bytes()).err();
+            let failed = std::io::stdout().write_all(sample.as_bytes()).err();
             let failed = failed.filter(|e| e.kind() != ErrorKind::BrokenPipe);
             failed.iter().for_each(|e| self.watch.say(LogLevel::Warn, format_args!("cannot print the sample: {e}")));
         }

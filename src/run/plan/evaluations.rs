@@ -1,5 +1,5 @@
 //! The best checkpoint (`--save-on-best`, `--load-best`) and early stopping (`--patience`). They compare each
-//! evaluation loss with the earlier ones, across restarts. Never evaluates.
+//! evaluation with the earlier ones, by its loss or, of GRPO, by its mean reward, across restarts. Never evaluates.
 use super::resume::ResumeFrom;
 use crate::base::{Error, Result};
 use crate::ckpt::{Evaluations, same_place};
@@ -36,7 +36,7 @@ pub fn check(s: &Settings) -> Result<()> {
 
 /// There are rows to evaluate.
 pub fn check_rows(s: &Settings, rows: u64) -> Result<()> {
-    match flags(s).first().filter(|_| rows == 0) {
+    match flags(s).first().filter(|_| rows == 0 && !s.objective.is_grpo()) {
         None => Ok(()),
         Some(flag) => Err(Error::input(format!(
             "{flag} compares evaluation losses, but this data set has no held-out rows: add --eval-dataset \
@@ -54,7 +54,7 @@ pub fn begin(s: &Settings, rows: String, resumed: Option<&ResumeFrom>) -> Option
     let before = resumed.and_then(|resumed| resumed.state.evaluations.clone());
     let counts = resumed.is_none_or(|resumed| forgotten(s, &rows, resumed).is_none());
     match are_counted(s) {
-        true => before.filter(|_| counts).or_else(|| Some(Evaluations::over(rows))),
+        true => before.filter(|_| counts).or_else(|| Some(Evaluations::over(rows, s.objective.is_grpo()))),
         false => before,
     }
 }

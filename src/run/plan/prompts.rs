@@ -13,6 +13,7 @@ use crate::run::settings::Settings;
 use crate::run::settings::value::set;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// A row of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,6 +41,11 @@ pub struct SamplePrompts {
 }
 
 impl SamplePrompts {
+    /// Identifies the prompts by their tokens.
+    pub fn fingerprint(&self) -> u64 {
+        let words = |row: &SamplePrompt| [&[row.tokens.len() as u32], &row.tokens[..]].concat();
+        xxh3_64(bytemuck::cast_slice(&self.rows.iter().flat_map(words).collect::<Vec<u32>>()))
+    }
     /// None without the flag.
     pub fn read(s: &Settings, tokenizer: &Tokenizer, spec: &Spec) -> Result<Option<SamplePrompts>> {
         let rewards = s.objective.is_rewarded().then(|| Rewards::new(s)).transpose()?;

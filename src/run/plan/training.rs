@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 pub struct Plan {
     /// With every derived value filled in, as printed by `--print-config` and the metrics.
@@ -223,6 +224,11 @@ impl Plan {
     }
     /// Identifies the evaluated rows, for [`Evaluations::rows`].
     fn evaluated_rows(&self) -> String {
+        let o = &self.settings.objective;
+        if let Some(prompts) = self.prompts.as_ref().filter(|_| o.is_grpo()) {
+            let judged = format!("{:?} {:?}", o.reward, o.reward_weights);
+            return format!("prompts {:016x}, judged by {:016x}", prompts.fingerprint(), xxh3_64(judged.as_bytes()));
+        }
         let data = self.evaluated();
         let rows = self.eval.as_ref().map_or_else(|| self.split.recorded(), |eval| eval.rows().into());
         format!("{rows} of {} of {} ({} tokens)", data.rows(), data.fingerprint_text(), data.max_len())

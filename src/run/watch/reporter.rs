@@ -360,17 +360,20 @@ impl<'a> Reporter<'a> {
     }
 
     /// The prompts of --eval-dataset were continued by the model after `step`, and their texts judged.
-    pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64) {
+    /// `is_best`: no mean reward of the run was higher, where that is known.
+    pub fn rewarded(&mut self, step: u64, means: &RewardMeans, prompts: usize, seconds: f64, is_best: Option<bool>) {
         let each = means.rewards.iter().filter(|_| means.rewards.len() > 1);
         let each: String = each.map(|(name, mean)| format!("  {name} {mean:.4}")).collect();
         let (reward, tokens) = (means.reward_mean, means.completion_mean);
-        let line = format_args!("eval  step {step}  reward {reward:.4}{each}  tokens {tokens:.1}  prompts {prompts}");
+        let best = if is_best == Some(true) { "  best so far" } else { "" };
+        let line =
+            format_args!("eval  step {step}  reward {reward:.4}{each}  tokens {tokens:.1}  prompts {prompts}{best}");
         self.say(LogLevel::Info, line);
         let mut event = json!({"step": step, "loss": null, "perplexity": null, "tokens": null, "prompts": prompts});
         if let (Some(event), Value::Object(means)) = (event.as_object_mut(), json!(means)) {
             event.extend(means);
         }
-        (event["seconds"], event["best"]) = (json!(seconds), Value::Null);
+        (event["seconds"], event["best"]) = (json!(seconds), json!(is_best));
         self.tell_sinks(&Event::Eval(&event));
     }
 
@@ -397,11 +400,15 @@ impl<'a> Reporter<'a> {
         if let Some(note) = &saved.note {
             self.say(LogLevel::Warn, note);
         }
-        let (eval_loss, best) = saved.evaluation.unzip();
-        self.tell_sinks(&Event::Checkpoint(&json!({
+        let (value, best) = saved.evaluation.unzip();
+        let mut event = json!({
             "step": saved.step, "path": saved.path, "bytes": saved.bytes, "seconds": saved.seconds,
-            "eval_loss": eval_loss, "best": best,
-        })));
+            "eval_loss": value, "best": best,
+        });
+        if self.plan.settings.objective.is_grpo() {
+            (event["eval_reward"], event["eval_loss"]) = (json!(value), Value::Null);
+        }
+        self.tell_sinks(&Event::Checkpoint(&event));
     }
 
     /// The trace of profiled steps, when it is written.
@@ -445,10 +452,11 @@ impl<'a> Reporter<'a> {
             let best = evaluations
                 .best_loss
                 .map_or("any before".into(), |loss| format!("{loss:.4} of step {}", evaluations.best_step));
+            let better = if evaluations.rewards { "a mean reward above" } else { "a loss below" };
             self.say(
                 LogLevel::Info,
                 format_args!(
-                    "stopped after step {steps}: --patience {patience}, and none of the last {} evaluations had a loss below {best}",
+                    "stopped after step {steps}: --patience {patience}, and none of the last {} evaluations had {better} {best}",
                     evaluations.since_best
                 ),
             );
