@@ -161,3 +161,19 @@ fn metrics_that_cannot_be_written_cost_no_step_and_fail_the_run_at_its_end() {
     assert!(said.lines().any(|line| line.starts_with("error: ") && line.contains("m.jsonl")), "{said}");
     assert!(ended.status.code() == Some(1) && dir.path("hf/model.safetensors").exists(), "{}: {said}", ended.status);
 }
+
+#[test]
+fn what_is_written_has_a_file_of_its_own() {
+    let dir = Dir::new();
+    let (one, also) = (dir.arg("one"), dir.arg("../one"));
+    let also = also.replace("../one", &format!("../{}/one", dir.path("").file_name().unwrap().to_str().unwrap()));
+    for other in [&one, &also] {
+        let ended = Run::start(FSDP, &["--max-steps", "1", "--metrics-path", &one, "--log-file", other]).end();
+        let says = ended.stderr.contains("--metrics-path and --log-file are one file");
+        assert!(ended.status.code() == Some(2) && says, "{}: {}", ended.status, ended.stderr);
+    }
+    good(
+        FSDP,
+        &["--max-steps", "1", "--nproc-per-node", "1", "--metrics-path", "/dev/null", "--log-file", "/dev/null"],
+    );
+}

@@ -39,6 +39,14 @@ pub fn outputs(s: &Settings) -> Result<()> {
     for (flag, path) in files {
         path.as_deref().map_or(Ok(()), |path| file(flag, path))?;
     }
+    let mut named = files.into_iter().chain([("--memory-timeline", &s.trace.memory_timeline)]);
+    while let Some((flag, Some(path))) = named.find(|(_, path)| path.is_some()) {
+        // Devices may be: /dev/null takes all.
+        let same = |other: &Path| (path.is_file() || !path.exists()) && ckpt::same_place(other, path);
+        if let Some((other, _)) = named.clone().find(|(_, other)| other.as_deref().is_some_and(same)) {
+            return Err(Error::input(format!("{flag} and {other} are one file, {}: give two", path.display())));
+        }
+    }
     for (flag, path, begins) in [
         ("--metrics-path", &s.run.metrics_path, "{\"event\":"),
         ("--memory-timeline", &s.trace.memory_timeline, TIMELINE),
