@@ -9,19 +9,13 @@ use crate::run::settings::LogLevel;
 use std::time::Instant;
 
 impl Trainer<'_> {
-    /// With --eval-on-start, evaluates the model that the run starts from. It is not compared with later evaluations.
+    /// With --eval-on-start, evaluates the model that the run starts from.
     pub(super) fn evaluate_first(&mut self) -> Result<()> {
-        if self.rank.plan.settings.run.eval_on_start != Some(true) || self.position.step > 0 {
-            return Ok(());
+        if self.rank.plan.settings.run.eval_on_start == Some(true) && self.position.step == 0 {
+            self.evaluate_rows()?;
+            self.sample_prompts()?;
         }
-        if let Some(held_out) = self.held_out.as_mut() {
-            let started = Instant::now();
-            self.tracer.phase(0, "evaluate");
-            let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(0, e))?;
-            let is_best = self.counted(Some(evaluated.loss()).filter(|_| evaluated.count > 0));
-            self.watch.evaluated(0, &evaluated, started.elapsed().as_secs_f64(), is_best);
-        }
-        self.sample_prompts().map(drop)
+        Ok(())
     }
 
     /// Evaluates the held-out rows and samples the prompts, at most once per step, and returns whether the model is the
