@@ -142,14 +142,18 @@ pub(super) fn theirs(dir: &Path) -> Error {
     ))
 }
 
-/// The checksums of what is next to the file in `dir`. None if there is none of this program.
+/// A key that only this program's files have, near their beginning.
+const OURS: &str = "\"samples_consumed\"";
+
+/// The checksums of what is next to the file in `dir`. None if this program has written none there: other trainers'
+/// files have the same name, and need not be JSON (transformers writes NaN).
 pub fn checksums(dir: &Path) -> Result<Option<Checksums>> {
-    let Ok(text) = open::read(&dir.join(FILE)) else { return Ok(None) };
-    let map: Map<String, Value> = serde_json::from_slice(&text).unwrap_or_default();
-    if TRAINERS.iter().all(|key| map.contains_key(*key)) {
+    let path = dir.join(FILE);
+    let Ok(text) = open::read(&path) else { return Ok(None) };
+    if !String::from_utf8_lossy(&text).contains(OURS) {
         return Ok(None);
     }
-    match read(dir) {
+    match parse(dir, &path, &text) {
         Ok((_, checksums)) => Ok(Some(checksums)),
         Err(e @ Error::Damaged(_)) => Err(meant(e)),
         Err(_) => Ok(None), // another version's
@@ -167,10 +171,15 @@ pub fn meant(e: Error) -> Error {
 /// Reads and verifies the file in `dir`.
 pub fn read(dir: &Path) -> Result<(TrainerState, Checksums)> {
     let path = dir.join(FILE);
+    let incomplete = |e| Error::Damaged(format!("{}: {e}: this is not a complete checkpoint", path.display()));
+    let text = open::read(&path).map_err(incomplete)?;
+    parse(dir, &path, &text)
+}
+
+fn parse(dir: &Path, path: &Path, text: &[u8]) -> Result<(TrainerState, Checksums)> {
     let damaged = |what: String| Error::Damaged(format!("{}: {what}", path.display()));
-    let text = open::read(&path).map_err(|e| damaged(format!("{e}: this is not a complete checkpoint")))?;
     let mut map: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|e| damaged(format!("is not valid JSON ({e})")))?;
+        serde_json::from_slice(text).map_err(|e| damaged(format!("is not valid JSON ({e})")))?;
     let stored = map.shift_remove("checksum");
     let computed = file_checksum(Value::Object(map.clone()).to_string().as_bytes());
     let whole = stored == Some(json!(computed));

@@ -53,7 +53,16 @@ fn whoever_reads_a_damaged_checkpoint_refuses_it() {
     damage(&at("base/step-00000002/model.safetensors"));
     let says = ["model.safetensors", "was changed after it was saved", "remove trainer_state.json"];
     readers.iter().for_each(|args| ends(dir.path(), args, 2, &says));
-    fs::remove_file(at("base/step-00000002/trainer_state.json")).unwrap();
+    let state = at("base/step-00000002/trainer_state.json");
+    let ours = fs::read_to_string(&state).unwrap();
+    fs::write(&state, &ours[..ours.len() / 2]).unwrap();
+    ends(dir.path(), &train, 2, &["trainer_state.json", "is not valid JSON"]);
+    // Other trainers' files say nothing of the weights.
+    for theirs in ["{\"global_step\": 2, \"log_history\": [{\"loss\": NaN}]}", "{\"epoch\": 1}", "?"] {
+        fs::write(&state, theirs).unwrap();
+        ends(dir.path(), &train, 0, &[]);
+    }
+    fs::remove_file(state).unwrap();
     ends(dir.path(), &train, 0, &[]);
 }
 
