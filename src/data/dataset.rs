@@ -432,6 +432,12 @@ fn refuse_preferences(format: &Format, what: &str, is: &str) -> Result<()> {
     )))
 }
 
+/// What is wrong with rows of which there are none.
+pub(super) fn no_rows(corpus: &Corpus) -> String {
+    let empty = if corpus.files.iter().any(|file| file.slice.is_some()) { "slice" } else { "file" };
+    format!("`dataset` {}: no rows: the {empty} is empty", corpus.what)
+}
+
 fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
     let what = &corpus.what;
     let TokenCounts { files, skipped, dropped, bad, .. } = file.counts();
@@ -448,10 +454,7 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
             let long = room + dropped[Drop::TooLong as usize] > 0;
             let more = if long { ". Increase `max_len`" } else { "" };
             match all {
-                0 if corpus.files.iter().any(|file| file.slice.is_some()) => {
-                    format!("`dataset` {what}: no rows: the slice is empty")
-                }
-                0 => format!("`dataset` {what}: no rows: the file is empty"),
+                0 => no_rows(corpus),
                 _ if room == all => format!(
                     "`dataset` {what}: none of its {all} rows leaves room for a response within max_len {max_len}. \
                      Increase `max_len`"

@@ -76,7 +76,9 @@ pub(super) fn by_content(head: &[u8]) -> Option<String> {
 /// What stands in a repository for a file that was not downloaded.
 pub(super) fn pointer(head: &[u8]) -> Option<String> {
     head.starts_with(b"version https://git-lfs.github.com/spec/").then(|| {
-        "is a pointer of Git LFS, not the file: run `git lfs pull`, or give its name on the hub, OWNER/NAME".into()
+        "is a pointer of Git LFS, not the file: run `git lfs pull` in the clone that it is in, or give its name on the hub, \
+         OWNER/NAME; if it came from there, its content was never uploaded"
+            .into()
     })
 }
 

@@ -1,6 +1,6 @@
 //! The first samples of a data set, as they will be trained on before packing. Never keeps a token file of rows.
 use super::batch::Recorded;
-use super::dataset::{DataOptions, Dataset};
+use super::dataset::{DataOptions, Dataset, no_rows};
 use super::format::{Preferences, SampleKind};
 use super::groups::{self, GroupEnd, ROW_NUMBER};
 use super::reader;
@@ -148,6 +148,9 @@ impl Dataset {
             }
             read?;
         }
-        Ok(shown.unread)
+        match shown.next {
+            0 if limit > 0 => Err(Error::input(no_rows(&corpus))),
+            _ => Ok(shown.unread),
+        }
     }
 }

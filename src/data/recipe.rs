@@ -10,7 +10,7 @@
 //! dropped, as is one whose prompt has `max_len - 2` tokens or more. A longer row is cut, and does not end in the end
 //! of text.
 use super::answers;
-use super::fields::{JsonRow, RowResult, present, string};
+use super::fields::{JsonRow, RowResult, present, string, truth, truth_in};
 use super::format::{Format, InputLoss, Preferences, SampleKind};
 use super::json;
 use super::message;
@@ -170,18 +170,6 @@ impl Recipe {
         if text && matches!(self.tokenizer, Tokenizer::None(_)) {
             return Ok(Outcome::Text);
         }
-        let labeled = match shape {
-            Some(Shape::Completion) => present(row, "label").is_some_and(Value::is_boolean),
-            Some(Shape::Messages | Shape::Conversations) => present(row, "label") == Some(&Value::Bool(false)),
-            _ => false,
-        };
-        if labeled {
-            return Err(
-                "has a `label`, true or false, next to its answer: the undesirable ones would be learned. Use \
-                        `objective: kto`, or remove the label"
-                    .into(),
-            );
-        }
         if format.pretrain_mode {
             let text = string(row, format.input_key.as_deref().unwrap_or("text"))?;
             if format.join_rows {
@@ -190,6 +178,19 @@ impl Recipe {
             self.encode(text, &mut out.ids)?;
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
             return Ok(Outcome::Kept);
+        }
+        let label = present(row, "label").and_then(|label| truth(label).or_else(|| truth_in(label.as_str()?)));
+        let labeled = match shape {
+            Some(Shape::Completion) => label.is_some(),
+            Some(Shape::Messages | Shape::Conversations) => label == Some(false),
+            _ => false,
+        };
+        if labeled {
+            return Err(
+                "has a `label`, true or false, next to its answer: the undesirable ones would be learned. Use \
+                        `objective: kto`, or remove the label"
+                    .into(),
+            );
         }
         let keys = (format.input_key.as_deref(), format.output_key.as_deref());
         match (keys, shape) {
@@ -213,9 +214,10 @@ impl Recipe {
             }
             (_, None) => {
                 let keys: Vec<&str> = row.keys().map(String::as_str).collect();
-                let instead = match shapes::both(row, shapes::PAIR) {
-                    true => "It is a pair: use `objective: dpo` or `rm`",
-                    false => "Name the prompt and response fields with `input_key` and `output_key`",
+                let instead: String = match (shapes::both(row, shapes::PAIR), shapes::misplaced(row)) {
+                    (true, _) => "It is a pair: use `objective: dpo` or `rm`".into(),
+                    (false, Some(what)) => what,
+                    _ => "Name the prompt and response fields with `input_key` and `output_key`".into(),
                 };
                 Err(format!(
                     "has none of `input_ids`, `text`, `messages`, `conversations`, `instruction` with `output`, \

@@ -5,15 +5,12 @@ mod csv; // tables of text
 mod json; // arrays, and an object per line
 
 use super::fields::{JsonRow, RowFault, RowResult};
-use super::format::Preferences;
 use super::place::TokenPlace;
 use super::recipe::{Drop, Outcome, Recipe, TokenizedRow};
-use super::shapes::{self, Shape};
 use super::token_file::TokenWriter;
 use crate::base::Result;
 use parquet::schema::types::Type;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A longer line is an error of its row.
 const LONGEST: u64 = 256 << 20;
@@ -91,24 +88,13 @@ impl<'a> Rows<'a> {
         self.seen >= self.window.end
     }
 
-    /// The schema without the columns that no row needs; the full schema if all are needed, or if the recipe's columns
-    /// are missing, so that the error can list those present.
+    /// The column of texts that are learned verbatim, which no other column changes. None: all columns, as rows of JSON
+    /// have them, or the texts' is missing, so that the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let RowUse::Tokens(Recipe { format, .. }, _) = &self.to else { return None };
-        let by_shape = format.input_key.is_none() && !matches!(format.preferences, Some(Preferences::Pairs(_)));
-        let has_ids = schema.get_fields().iter().any(|field| field.name() == "input_ids");
-        let read = |name: &str| {
-            let shaped = by_shape && Shape::all_read().any(|key| key == name);
-            let judged = format.preferences.is_some()
-                && (name == "system" || shapes::QUESTION.contains(&name) || shapes::PAIR.contains(&name));
-            let unclear = by_shape && has_ids && shapes::is_unclear(name);
-            shaped || judged || unclear || shapes::VARIABLES.contains(&name) || format.named().contains(&name)
-        };
-        let fields: Vec<Arc<Type>> = schema.get_fields().iter().filter(|f| read(f.name())).cloned().collect();
-        let given = |key: &Option<String>| key.iter().all(|key| fields.iter().any(|field| field.name() == key));
-        let found = given(&format.input_key) && given(&format.output_key) && !fields.is_empty();
-        let projected = || Type::group_type_builder(schema.name()).with_fields(fields.clone()).build().ok();
-        if found { projected() } else { None }
+        let name = format.input_key.as_deref().unwrap_or("text");
+        let texts = schema.get_fields().iter().find(|field| field.name() == name).filter(|_| format.pretrain_mode)?;
+        Type::group_type_builder(schema.name()).with_fields(vec![texts.clone()]).build().ok()
     }
 
     /// Tokenizes the rows of a chunk on several threads and writes them in order.

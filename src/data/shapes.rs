@@ -83,10 +83,6 @@ impl Shape {
     pub(super) fn reads(self) -> &'static [&'static str] {
         Shape::ALL.iter().find(|(shape, _)| *shape == self).map_or(&[], |(_, keys)| keys)
     }
-    /// The fields that any of them reads.
-    pub(super) fn all_read() -> impl Iterator<Item = &'static str> {
-        Shape::ALL.into_iter().flat_map(|(_, keys)| keys.iter().copied())
-    }
 }
 
 /// The two answers of a pair.
@@ -146,9 +142,10 @@ pub(super) fn conversation(row: &JsonRow) -> RowResult<Vec<Value>> {
         Some(Shape::Instruction) => instruction(row)?,
         _ => {
             let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+            let instead = misplaced(row).map_or(String::new(), |what| format!(". {what}"));
             return Err(format!(
                 "has none of `messages`, `conversations`, `instruction` with `output`, `prompt` with `completion`; its \
-                 keys are: {}",
+                 keys are: {}{instead}",
                 keys.join(", ")
             ));
         }
@@ -214,12 +211,34 @@ pub(super) fn messages_in(value: &Value) -> usize {
 
 /// The messages of a field: text is one, by `role`, unless it is JSON of a list of them.
 fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
+    let said = |text: &Value| vec![json!({"role": role, "content": text})];
     Ok(match field(row, key)? {
         text if let Some(list) = written(text) => list,
-        Value::String(text) => vec![json!({"role": role, "content": text})],
+        text @ Value::String(_) => said(text),
         message @ Value::Object(_) => vec![message.clone()],
-        list => array(list, key)?.clone(),
+        list => match &array(list, key)?[..] {
+            // What follows a prompt does not begin with the user's turn.
+            texts if role == "assistant" && texts.iter().any(Value::is_string) => match texts {
+                [text] => said(text),
+                _ => {
+                    let count = texts.len();
+                    return Err(format!("has {count} texts as {key}, and a row has one answer: write a row for each"));
+                }
+            },
+            messages => messages.to_vec(),
+        },
     })
+}
+
+/// A field with messages that no shape reads: what to do, for the error.
+pub(super) fn misplaced(row: &JsonRow) -> Option<String> {
+    let is_message = |one: &Value| [&one["role"], &one["from"]].iter().any(|role| role.is_string());
+    let talks = |value: &Value| match value {
+        Value::Array(list) => !list.is_empty() && list.iter().all(is_message),
+        text => written(text).is_some(),
+    };
+    let (key, _) = row.iter().find(|(_, value)| talks(value))?;
+    Some(format!("`{key}` holds messages: `input_key: {key}` with `apply_chat_template` reads them"))
 }
 
 /// The messages of an Alpaca row.
@@ -375,10 +394,11 @@ const MEDIA: [&str; 6] = ["images", "image", "videos", "video", "audios", "audio
 /// Refuses a conversation, or a prompt with answers, about more than text.
 pub(super) fn without_media(row: &JsonRow) -> RowResult<()> {
     let talks = ["prompt", "chosen"].iter().any(|key| present(row, key).is_some()) || Shape::of(row, true).is_some();
+    // One schema of all rows may hold nulls in place of a picture.
     let shown = |value: &Value| match value {
         Value::String(text) => !text.is_empty() && text != "[]",
-        Value::Array(list) => !list.is_empty(),
-        other => other.is_object(),
+        Value::Array(list) => list.iter().any(|one| !one.is_null()),
+        other => other.as_object().is_some_and(|fields| fields.values().any(|value| !value.is_null())),
     };
     match MEDIA.iter().find(|key| row.get(**key).is_some_and(shown)).filter(|_| talks) {
         Some(key) => Err(format!("has `{key}`, and only text is trained on: remove the row, or the field")),
@@ -389,9 +409,4 @@ pub(super) fn without_media(row: &JsonRow) -> RowResult<()> {
 /// A column of lists of token ids, or of numbers beside them.
 pub(super) fn is_of_tokens(name: &str) -> bool {
     Shape::Tokens.reads().contains(&name) || ID_KEYS.contains(&name) || [ANSWER_IDS, GROUP_KEYS[0]].contains(&name)
-}
-
-/// Columns next to token ids that say more than what is learned, and that [`super::recipe`] refuses.
-pub(super) fn is_unclear(name: &str) -> bool {
-    name.contains("mask") || name == "seq_lengths" || name == "position_ids"
 }

@@ -108,10 +108,10 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowRe
 /// Names the roles whose messages a template leaves out of `text`, what it made of all `turns`.
 pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text: &str) -> Vec<String> {
     // A template may show a text in other words: only what it renders the same without is left out.
+    let rendered = |turns: &[Value]| Some(chat.answered(&talk(row, turns, chat).ok()?).ok()?.text);
     let is_left_out = |role: &&str| {
         let others: Vec<Value> = turns.iter().filter(|turn| turn["role"] != **role).cloned().collect();
-        let without = talk(row, &others, chat).ok().and_then(|talk| chat.answered(&talk).ok());
-        without.is_some_and(|without| without.text == text)
+        rendered(&others).is_some_and(|without| without == text)
     };
     let of_talk = |role: &&str| ["user", "assistant"].contains(role);
     let roles: BTreeSet<&str> = turns.iter().filter_map(|turn| turn["role"].as_str()).collect();
@@ -120,7 +120,7 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
     let there = |role: &&str| !of_talk(role) && several(role) && !is_left_out(role);
     let there: BTreeSet<&str> = roles.into_iter().filter(there).collect();
     let mut at = 0;
-    let is_missing = |turn: &&Value| {
+    let mut is_missing = |turn: &&Value| {
         let Some(said) = turn["content"].as_str().map(str::trim).filter(|said| !said.is_empty()) else {
             return false;
         };
@@ -138,12 +138,21 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
         }
         false
     };
-    let missing: BTreeSet<&str> = turns.iter().filter(is_missing).filter_map(|turn| turn["role"].as_str()).collect();
-    missing
-        .into_iter()
-        .filter(|role| !there.contains(role) && is_left_out(role))
-        .map(|role| format!("{role} messages (left out by the chat template)"))
-        .collect()
+    let missing = turns.iter().enumerate().filter(|(_, turn)| is_missing(turn));
+    let missing: Vec<(usize, &str)> = missing.filter_map(|(i, turn)| Some((i, turn["role"].as_str()?))).collect();
+    let whole: BTreeSet<&str> = missing.iter().map(|(_, role)| *role).filter(|role| !there.contains(role)).collect();
+    let whole =
+        whole.into_iter().filter(is_left_out).map(|role| format!("{role} messages (left out by the chat template)"));
+    // Of several instructions, a template may show the first alone.
+    let instructs = |role: &str| ["system", "developer"].contains(&role) && there.contains(role);
+    let is_idle = |i: usize| {
+        let others: Vec<Value> =
+            turns.iter().enumerate().filter(|(at, _)| *at != i).map(|(_, turn)| turn.clone()).collect();
+        rendered(&others).is_some_and(|without| without == text)
+    };
+    let some: BTreeSet<&str> =
+        missing.iter().filter(|(i, role)| instructs(role) && is_idle(*i)).map(|(_, role)| *role).collect();
+    whole.chain(some.into_iter().map(|role| format!("some {role} messages (left out by the chat template)"))).collect()
 }
 
 /// A message, without fields that the template does not mention and whose values JSON does not have, such as the time

@@ -20,6 +20,8 @@ impl Recipe {
             _ => format!("`{key}`"),
         };
         out.unread.extend(unread.map(|(key, _)| named(key)));
+        let absent = self.format.system_key.iter().filter(|key| !row.contains_key(*key));
+        out.unread.extend(absent.map(|key| format!("`system_key` (there is no `{key}`)")));
         let Some(chat) = self.format.template_of(row).filter(|_| reads.contains(&VARIABLES[0])) else { return };
         let deaf = |name: &str| !chat.mentions(name);
         let empty = |value: &Value| value == "" || value.as_array().is_some_and(Vec::is_empty);

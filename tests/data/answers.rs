@@ -62,6 +62,13 @@ fn what_a_template_leaves_out_is_named_and_not_answered() {
     assert_eq!(row(format(known), &twice).0.unread, ["developer messages (left out by the chat template)"]);
     assert!(row(format(TOOLS), &twice).0.unread.is_empty());
     assert!(row(format(TOOLS), &json!({ "messages": talk })).0.unread.is_empty());
+    let first = "{% if messages[0].role == 'system' %}<|system|>{{ messages[0].content }}<|end|>\n{% endif %}\
+                 {% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endif %}\
+                 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let later =
+        json!({"messages": [say("system", "one"), say("user", "q"), say("system", "new"), say("assistant", "a")]});
+    assert_eq!(row(format(first), &later).0.unread, ["some system messages (left out by the chat template)"]);
+    assert!(row(format(TOOLS), &later).0.unread.is_empty());
     // A text in other words is not left out.
     let loud = known.replace("m.content", "m.content | upper");
     assert!(row(format(&loud), &json!({"messages": [talk[1], talk[2]]})).0.unread.is_empty());

@@ -364,10 +364,10 @@ fn tables_of_text_are_rows() {
         assert_eq!(texts(&open(&files, name, 99, keys("q", Some("a"))).unwrap()), expected, "{name}");
     }
     // Where no line feed is, carriage returns end lines, as in old Mac files.
-    files.put("mac.csv", "q,a\ra,plain\r\"b, c\",x");
-    let mac = [json!({"q": "a", "a": "plain"}), json!({"q": "b, c", "a": "x"})];
+    files.put("mac.csv", "question,a\ra,plain\r\"b, c\",x");
+    let mac = [json!({"question": "a", "a": "plain"}), json!({"question": "b, c", "a": "x"})];
     files.put("mac.jsonl", lines(&mac));
-    let [mac, same] = ["mac.csv", "mac.jsonl"].map(|name| open(&files, name, 99, keys("q", Some("a"))).unwrap());
+    let [mac, same] = ["mac.csv", "mac.jsonl"].map(|name| open(&files, name, 99, keys("question", Some("a"))).unwrap());
     assert_eq!(texts(&mac), texts(&same));
     // A bad row names its line, and can be skipped; an empty field is absent.
     files.put("bad.csv", "q,a\nx,y\n\n\"two\nlines\",z\nonly\nx,\n\"x\"y,z\n");

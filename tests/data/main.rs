@@ -16,6 +16,7 @@ use tempfile::TempDir;
 mod answers;
 mod cache;
 mod checks;
+mod columns;
 #[path = "../common/mod.rs"]
 mod common;
 mod constant_memory;

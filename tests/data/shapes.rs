@@ -90,9 +90,11 @@ fn prompts_are_learned_where_that_is_asked_for() {
 /// They say which answers are not to be learned.
 #[test]
 fn rows_of_kto_are_not_learned_as_they_are() {
-    let labeled = json!({"prompt": "q", "completion": "a", "label": false});
-    let fault = make(Format::default(), labeled).unwrap_err();
-    assert!(fault.contains("has a `label`, true or false") && fault.contains("objective: kto"), "{fault}");
+    for label in [json!(false), json!(0), json!(1.0), json!("False"), json!("1")] {
+        let labeled = json!({"prompt": "q", "completion": "a", "label": label});
+        let fault = make(Format::default(), labeled).unwrap_err();
+        assert!(fault.contains("has a `label`, true or false") && fault.contains("objective: kto"), "{fault}");
+    }
     let talk = |label: bool| json!({"messages": [message("user", "q"), message("assistant", "a")], "label": label});
     assert!(make(chat(), talk(false)).unwrap_err().contains("objective: kto"));
     assert!(make(chat(), talk(true)).is_ok());

@@ -1,5 +1,5 @@
-//! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never reads a
-//! column that no row needs.
+//! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never leaves out
+//! a column that may change what a row means.
 use super::{NumberedRow, ROWS, RawRow, RowUse, Rows};
 use crate::base::{Error, Result, open};
 use crate::data::fields::{FOREIGN, JsonRow, RowFault, RowResult};
@@ -27,7 +27,7 @@ impl RawRow for ColumnRow<'_> {
 }
 
 impl Rows<'_> {
-    /// Row group by row group, reading only the columns that rows need.
+    /// Row group by row group.
     pub fn parquet(&mut self, path: &Path) -> Result<()> {
         let bad = |e: ParquetError| Error::input(format!("{}: cannot be read as Parquet ({e})", path.display()));
         let file = open::file(path).map_err(|e| Error::io("open", path, e))?;

@@ -27,7 +27,7 @@ impl Rows<'_> {
             BrokenTable::Io(e) => failed(path, e),
             BrokenTable::Row(line, what) => place(line).error(what),
         };
-        let mut records = Records::new(content::buffered(path)?, delimiter).map_err(wrong)?;
+        let mut records = Records::begin(content::buffered(path)?, delimiter).map_err(wrong)?;
         let Some((_, header)) = records.next().map_err(wrong)? else { return Ok(()) };
         let header = header
             .and_then(|header| columns(header, delimiter))
@@ -86,13 +86,15 @@ fn row(header: &[String], fields: Vec<Vec<u8>>) -> RowResult<JsonRow> {
         Err(_) => Err("is not valid UTF-8"),
     };
     let fields = fields.into_iter().map(value).collect::<std::result::Result<Vec<_>, _>>()?;
-    let typed = |name: &String, value: Value| match value {
-        Value::String(text) if shapes::is_of_tokens(name) => {
+    // What is next to token ids may say which of them are learned.
+    let of_tokens = header.iter().any(|name| name.ends_with("_ids") && shapes::is_of_tokens(name));
+    let typed = |value: Value| match value {
+        Value::String(text) if of_tokens && text.starts_with('[') => {
             serde_json::from_str::<Vec<Value>>(&text).map_or(Value::String(text), Value::Array)
         }
         value => value,
     };
-    Ok(header.iter().zip(fields).map(|(name, value)| (name.clone(), typed(name, value))).collect())
+    Ok(header.iter().zip(fields).map(|(name, value)| (name.clone(), typed(value))).collect())
 }
 
 /// Nothing after this point is a row.
@@ -123,12 +125,16 @@ enum At {
     Closed,
 }
 
+/// A table and what was read of it already.
+type Begun<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
+
 impl<R: BufRead> Records<R> {
-    fn new(mut file: R, delimiter: u8) -> std::result::Result<Records<R>, BrokenTable> {
-        let start = file.fill_buf().map_err(BrokenTable::Io)?;
-        // The first line ends within what is read at once, as headers do.
+    fn begin(mut file: R, delimiter: u8) -> std::result::Result<Records<Begun<R>>, BrokenTable> {
+        // The first line ends within this, as headers do.
+        let mut start = Vec::new();
+        file.by_ref().take(BYTES as u64).read_to_end(&mut start).map_err(BrokenTable::Io)?;
         let end = if start.contains(&b'\r') && !start.contains(&b'\n') { b'\r' } else { b'\n' };
-        Ok(Records { file, delimiter, end, line: 0, last: Vec::new() })
+        Ok(Records { file: io::Cursor::new(start).chain(file), delimiter, end, line: 0, last: Vec::new() })
     }
     /// The next record and the line it begins at; blank lines are skipped.
     fn next(&mut self) -> std::result::Result<Option<NumberedRow<Vec<Vec<u8>>>>, BrokenTable> {
@@ -192,7 +198,7 @@ mod tests {
     use super::*;
 
     fn records(text: &str) -> Vec<(u64, RowResult<Vec<String>>)> {
-        let Ok(mut records) = Records::new(text.as_bytes(), b',') else { panic!("text is read") };
+        let Ok(mut records) = Records::begin(text.as_bytes(), b',') else { panic!("text is read") };
         let mut all = Vec::new();
         while let Ok(Some((line, fields))) = records.next() {
             let text = |fields: Vec<Vec<u8>>| fields.into_iter().map(|f| String::from_utf8(f).unwrap()).collect();

@@ -96,3 +96,32 @@ table = pa.table({
 })
 pq.write_table(table, HERE / "json.parquet")
 (HERE / "json.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+# One row a file, whose meaning another column changes than the one that is learned.
+turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+other = [turns[0], {"role": "assistant", "content": "b"}]
+ids = {"input_ids": [1, 2, 3, 4]}
+(HERE / "columns").mkdir(exist_ok=True)
+for name, row in {
+    "system": {"id": 1, "system_prompt": "s", "q": "q", "a": "a"},
+    "system_pair": {"system_prompt": "s", "prompt": "q", "chosen": "a", "rejected": "b"},
+    "undesired": {"prompt": "q", "completion": "a", "label": False},
+    "undesired_messages": {"messages": turns, "label": False},
+    "image": {"conversations": [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}],
+              "image": {"bytes": b"\xff\xd8", "path": "a.jpg"}},
+    "no_image": {"messages": turns, "image": {"bytes": None, "path": None}, "videos": []},
+    "image_pair": {"prompt": "q", "chosen": "a", "rejected": "b", "images": ["a.jpg"]},
+    "packed": ids | {"cu_seqlens": [0, 2, 4]},
+    "packed_segments": ids | {"segment_ids": [0, 0, 1, 1]},
+    "weights": ids | {"token_weights": [0.0, 1.0, 1.0, 1.0]},
+    "swift_pair": {"messages": turns, "rejected_response": "b"},
+    "swift_messages": {"messages": turns, "rejected_messages": other},
+    "openai_pair": {"input": {"messages": turns[:1], "tools": []}, "preferred_output": turns[1:],
+                    "non_preferred_output": other[1:]},
+    "unnamed": {"task": "t", "problem": "why", "solution": "a"},
+    "talk": {"id": "x", "dialogue": turns},
+}.items():
+    pq.write_table(pa.Table.from_pylist([row]), HERE / "columns" / f"{name}.parquet")
+    plain = {key: {"bytes": "...", "path": "a.jpg"} if key == "image" and value["path"] else value
+             for key, value in row.items()}
+    (HERE / "columns" / f"{name}.jsonl").write_text(json.dumps(plain) + "\n")
