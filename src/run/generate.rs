@@ -213,11 +213,10 @@ impl AskedPrompts {
         if answered > 0 {
             all.notes.push(format!("{path}: not read: {ANSWERED} in {answered} row{}", plural(answered)));
         }
-        let SkippedRows { count, first: Some(first) } = &skipped else { return Ok(all) };
-        if all.prompts.is_empty() {
+        if all.prompts.is_empty() && skipped.count > 0 {
             return Err(skipped.all(&format!("--generate {path}")));
         }
-        all.notes.push(format!("{path}: {count} bad row{} skipped (the first: {first})", plural(*count)));
+        all.notes.extend(skipped.note(path));
         Ok(all)
     }
 }

@@ -150,6 +150,11 @@ impl SkippedRows {
             made => made.map(Some),
         }
     }
+    /// How many there were in `what`.
+    pub fn note(&self, what: &str) -> Option<String> {
+        let (count, first) = (self.count, self.first.as_ref()?);
+        Some(format!("{what}: {count} bad row{} skipped (the first: {first})", if count == 1 { "" } else { "s" }))
+    }
     /// The error of a `what` that has no other rows.
     pub fn all(&self, what: &str) -> Error {
         let (count, first) = (self.count, self.first.as_deref().unwrap_or_default());

@@ -6,7 +6,7 @@ use crate::comm::MeshSizes;
 use crate::data::{JsonRow, Tokenizer};
 use crate::engine::SamplerSize;
 use crate::nn::Spec;
-use crate::run::generate::prompts::{self, EncodedPrompt, PromptEncoder, PromptField, PromptRow};
+use crate::run::generate::prompts::{self, EncodedPrompt, PromptEncoder, PromptField, PromptRow, SkippedRows};
 use crate::run::rollouts;
 use crate::run::rollouts::rewards::Rewards;
 use crate::run::settings::Settings;
@@ -38,6 +38,8 @@ pub struct SamplePrompts {
     pub count: usize,
     /// Tokens of a prompt, as [`SamplerSize::fitted`] says.
     longest: usize,
+    /// What was skipped.
+    pub note: Option<String>,
 }
 
 impl SamplePrompts {
@@ -61,9 +63,8 @@ impl SamplePrompts {
             other => other,
         };
         let encoder = PromptEncoder::new(s, data::format(&s.data, tokenizer)?, tokenizer, spec);
-        let mut rows = Vec::new();
-        let push = &mut |row: Result<PromptRow>| {
-            let row = row?;
+        let (mut rows, mut skipped) = (Vec::new(), SkippedRows::default());
+        let prompt = |row: PromptRow| {
             let EncodedPrompt { ids: tokens, answered } = encoder.encode(&row)?;
             let shown = row.shown(tokenizer, answered);
             let PromptRow { place, fields, .. } = row;
@@ -71,14 +72,21 @@ impl SamplePrompts {
                 rewards.check_row(&fields, &place)?;
                 Ok(JudgedRow { fields: rewards.read_of(fields), place })
             };
-            rows.push(SamplePrompt { shown, tokens, judged: rewards.as_ref().map(judged).transpose()? });
+            Ok(SamplePrompt { shown, tokens, judged: rewards.as_ref().map(judged).transpose()? })
+        };
+        let skip = flag == "--eval-dataset" && s.data.skip_bad_rows == Some(true);
+        let push = &mut |row: Result<PromptRow>| {
+            rows.extend(skipped.unless(skip, row.and_then(prompt))?);
             Ok(true)
         };
         prompts::read(flag, &paths, field, push).map_err(named)?;
+        if rows.is_empty() && skipped.count > 0 {
+            return Err(skipped.all(flag));
+        }
         let most = set(&s.generate.max_new_tokens, "generate.max_new_tokens")?;
         let lengths = rows.iter().map(|row: &SamplePrompt| row.tokens.len());
         let (longest, count) = SamplerSize::fitted(lengths, most, spec.max_len);
-        Ok(Some(SamplePrompts { rows, longest, count }))
+        Ok(Some(SamplePrompts { rows, longest, count, note: skipped.note(flag) }))
     }
 
     /// Their texts are judged.

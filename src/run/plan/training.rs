@@ -138,6 +138,7 @@ impl Plan {
         schedule::steps(&mut s, &data.train, loader)?;
         schedule::warmup(&mut s, state)?;
         s.notes.extend(objective::unread_by_peft(&sized.decoder));
+        s.notes.extend(prompts.as_ref().and_then(|prompts| prompts.note.clone()));
         let facts = RunFacts { settings: &s, asked, ranks: &ranks, launched, dataset: &data.train, sized: &sized };
         s.notes.extend(facts.idle()?);
 

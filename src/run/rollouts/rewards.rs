@@ -130,7 +130,7 @@ impl Rewards {
             }
             Some(_) => return Ok(()),
         };
-        Err(Error::input(format!("{place} {wrong}")))
+        Err(Error::input(format!("{place} {wrong} (set `skip_bad_rows` to skip and count such rows)")))
     }
     /// The rewards of samples, in their order. [`Error::Signal`] once `stop` has one.
     pub fn judge(&mut self, samples: &[JudgedSample], stop: &mut dyn FnMut() -> Option<i32>) -> Result<Judged> {
