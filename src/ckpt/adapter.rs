@@ -10,7 +10,7 @@ pub(super) use low_rank::LowRank;
 pub use targets::targets;
 pub(super) use tensors::AdapterTensors;
 
-use self::config::fused;
+use self::config::FusedExperts;
 use super::gguf::links::origin;
 use super::hf::decimal;
 use super::layout::pretty;
@@ -67,8 +67,8 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
         "use_rslora": false,
         "use_dora": false,
     });
-    if matches!(spec.arch, Arch::Qwen2Moe | Arch::Qwen35Moe) {
-        FUSED.into_iter().zip(fused(lora)).for_each(|(key, value)| config[key] = value);
+    if let Some(experts) = FusedExperts::of(spec.arch) {
+        FUSED.into_iter().zip(experts.keys(lora)).for_each(|(key, value)| config[key] = value);
     }
     let beside = beside_experts(lora, spec);
     if !beside.is_empty() {
@@ -82,10 +82,8 @@ pub fn config(lora: &Lora, base: Option<&AdapterBase>, spec: &Spec, tower: bool)
 
 /// Families whose experts transformers 5 holds like Qwen2-MoE's. For those PEFT 0.21 takes the names of the modules of
 /// experts out of `target_modules`, and with them other modules of the same names.
-const LIKE_QWEN2: [Arch; 18] = [
+const LIKE_QWEN2: [Arch; 16] = [
     Arch::Cohere2Moe,
-    Arch::HyV3,
-    Arch::Axk1,
     Arch::FlexOlmo,
     Arch::Afmoe,
     Arch::Qwen3Moe,
@@ -177,5 +175,30 @@ mod tests {
         assert_eq!(named(&lora(&["q_proj"]), &spec), Value::Null);
         let dense = Spec { arch: Arch::Qwen3, layers: 2, ..Spec::default() };
         assert_eq!(named(&lora(&["gate_proj", "up_proj", "down_proj"]), &dense), Value::Null);
+    }
+
+    /// PEFT would lose the adapters of experts of these families, which its table lacks.
+    #[test]
+    fn experts_that_peft_does_not_know_are_named_as_parameters() {
+        let dir = tempfile::tempdir().unwrap();
+        for (arch, targets, parameters) in [
+            (Arch::Qwen2Moe, ["up_proj", "gate_proj", "down_proj"], "mlp.experts"),
+            (Arch::HyV3, ["up_proj", "gate_proj", "down_proj"], "mlp.experts"),
+            (Arch::PhiMoe, ["w1", "w3", "w2"], "mlp.experts"),
+            (Arch::Lfm2Moe, ["w1", "w3", "w2"], "feed_forward.experts"),
+        ] {
+            let targets = targets.map(String::from).to_vec();
+            let lora = Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets };
+            let experts = Experts { count: 4, top_k: 2, ff: 16, dense: vec![0], ..Experts::default() };
+            let spec = Spec { arch, layers: 2, experts: Some(experts), ..Spec::default() };
+            let text = config(&lora, None, &spec, false);
+            let found: Value = serde_json::from_str(&text).unwrap();
+            let both = ["gate_up_proj", "down_proj"].map(|name| format!("{parameters}.{name}"));
+            assert_eq!(found["target_parameters"], json!(both), "{arch:?}");
+            assert_eq!(found["rank_pattern"], json!({r".*\.gate_up_proj": 4}), "{arch:?}");
+            // Its tensors are still those of modules.
+            fs::write(dir.path().join(FILE), text).unwrap();
+            assert!(!format!("{:?}", read(dir.path()).unwrap()).contains("target_parameters"), "{arch:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Every key of an `adapter_config.json` that PEFT 0.21 writes: used, without effect on a merge, or refused by name.
 //! Never ignores a key that is not listed here.
 use crate::base::{Error, Result, open, quote};
-use crate::nn::{Lora, is_path_end};
+use crate::nn::{Arch, Lora, is_path_end};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -10,18 +10,40 @@ pub const FILE: &str = "adapter_config.json";
 /// The file next to it, whose tensors have the model's names after PEFT's prefix.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// `target_parameters`, `rank_pattern` and `alpha_pattern` for experts of Qwen2-MoE. Transformers 5 holds those of a
-/// block as two parameters, and PEFT 0.21 derives these keys from the targets for every family of that kind but
-/// Qwen2-MoE itself, whose experts would have no adapters. PEFT with transformers 4, which has no such parameters,
-/// warns of them and ignores them.
-pub(super) fn fused(lora: &Lora) -> [Value; 3] {
-    let has = |module: &str| lora.targets.iter().any(|target| target == module);
-    let (gated, down) = (has("gate_proj") && has("up_proj"), has("down_proj"));
-    let parameters = [(gated, "mlp.experts.gate_up_proj"), (down, "mlp.experts.down_proj")];
-    let parameters: Vec<_> = parameters.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
-    // Two adapters become one, of both ranks.
-    let both = |value: Value| if gated { json!({r".*\.gate_up_proj": value}) } else { json!({}) };
-    [json!(parameters), both(json!(2 * lora.rank)), both(json!(2.0 * lora.alpha))]
+/// Experts whose adapters need `target_parameters`, `rank_pattern` and `alpha_pattern`. Transformers 5 holds the experts
+/// of a block as two parameters, and PEFT 0.21 derives these keys from the targets for the families in its table; those
+/// of other families would have no adapters. PEFT with transformers 4, which has no such parameters, warns of them and
+/// ignores them.
+pub(super) struct FusedExperts {
+    /// The branch in transformers 5.
+    branch: &'static str,
+    /// Of the gate, up and down matrices.
+    targets: [&'static str; 3],
+}
+
+const QWEN2: FusedExperts = FusedExperts { branch: "mlp", targets: ["gate_proj", "up_proj", "down_proj"] };
+const PHI: FusedExperts = FusedExperts { branch: "mlp", targets: ["w1", "w3", "w2"] };
+const LFM2: FusedExperts = FusedExperts { branch: "feed_forward", ..PHI };
+
+impl FusedExperts {
+    pub fn of(arch: Arch) -> Option<FusedExperts> {
+        match arch {
+            Arch::Qwen2Moe | Arch::Qwen35Moe | Arch::HyV3 | Arch::Axk1 => Some(QWEN2),
+            Arch::PhiMoe => Some(PHI),
+            Arch::Lfm2Moe => Some(LFM2),
+            _ => None,
+        }
+    }
+    /// The three keys, in that order.
+    pub fn keys(&self, lora: &Lora) -> [Value; 3] {
+        let [gate, up, down] = self.targets.map(|module| lora.targets.iter().any(|target| target == module));
+        let gated = gate && up;
+        let parameters = [(gated, "gate_up_proj"), (down, "down_proj")].into_iter().filter(|(there, _)| *there);
+        let parameters: Vec<_> = parameters.map(|(_, name)| format!("{}.experts.{name}", self.branch)).collect();
+        // Two adapters become one, of both ranks.
+        let both = |value: Value| if gated { json!({r".*\.gate_up_proj": value}) } else { json!({}) };
+        [json!(parameters), both(json!(2 * lora.rank)), both(json!(2.0 * lora.alpha))]
+    }
 }
 
 /// What a merge depends on.
@@ -162,7 +184,8 @@ fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, Stri
         let what = "adapters of other parameters than those of experts are not supported";
         return Err(format!("{}: {what}: {MERGE}", found("target_parameters")));
     }
-    let stacked = !modules_alone && parameters.is_some_and(|value| *value != fused(&lora)[0]);
+    let own = |value: &Value| [QWEN2, PHI, LFM2].iter().any(|experts| *value == experts.keys(&lora)[0]);
+    let stacked = !modules_alone && parameters.is_some_and(|value| !own(value));
     if let Some((key, what)) = REFUSED.iter().find(|(key, _)| config.get(*key).is_some_and(is_set)) {
         let instead = if UNMERGED.contains(key) { "they cannot be merged" } else { MERGE };
         return Err(format!("{}: {what} are not supported; {instead}", found(key)));

@@ -286,7 +286,7 @@ fn experts(s: &Settings, e: &EngineOptions) -> Result<f64> {
     };
     if let Some(factor) = given.filter(|&factor| factor > 0.0 && (experts.rule.is_some() || experts.beside)) {
         return Err(Error::input(format!(
-            "router_aux_loss_coef {factor}: {name} has no load-balancing loss in transformers; remove it"
+            "router_aux_loss_coef {factor}: the load-balancing loss is not supported for {name}'s routers; remove it"
         )));
     }
     Ok(given.unwrap_or(if experts.aux_loss { experts.aux_coef } else { 0.0 }))
