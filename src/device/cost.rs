@@ -70,11 +70,23 @@ impl OpCost {
     }
 }
 
-/// Number of (query, key) pairs of causal attention within each row's document, limited to `window` (0: unlimited).
+/// Number of (query, key) pairs of causal attention within each row's document, limited to `window` (0: unlimited). Takes
+/// one step per document: a planned step may have millions of rows.
 pub fn causal_pairs(documents: &[u32], window: usize) -> u64 {
     let most = if window == 0 { u64::MAX } else { window as u64 };
-    let seen = |(of, row): (&[u32], u64)| (row + 1).saturating_sub(of[0].into()).min(most);
-    documents.chunks_exact(2).zip(0..).map(seen).sum()
+    // Of a document's first rows.
+    let pairs = |rows: u64| {
+        let growing = rows.min(most);
+        growing * (growing + 1) / 2 + (rows - growing) * most
+    };
+    let (rows, mut row, mut sum) = (documents.len() as u64 / 2, 0, 0);
+    while row < rows {
+        let [start, end] = [0, 1].map(|i| u64::from(documents[2 * row as usize + i]));
+        let next = end.clamp(row + 1, rows);
+        sum += pairs(next.saturating_sub(start)) - pairs(row.saturating_sub(start));
+        row = next;
+    }
+    sum
 }
 
 /// The same for a subset of the rows as queries and keys: one pass of ring attention.

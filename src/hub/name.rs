@@ -92,7 +92,7 @@ impl HubName {
             }
             None => (None, rest),
         };
-        let path = path.strip_prefix('/').map(str::to_string);
+        let path = path.strip_prefix('/').map(|path| path.strip_suffix('/').unwrap_or(path).to_string());
         let revision = revision.map_or(String::new(), |revision| format!("@{revision}"));
         HubName::new(HubKind::Dataset, &format!("{owner}/{name}{revision}"), path, split)
     }
@@ -113,9 +113,29 @@ impl HubName {
         let (scheme, rest) = text.split_once(":/")?;
         let rest = rest.strip_prefix('/')?;
         let rest = if scheme == "hf" { rest } else { rest.split_once('/')?.1 };
-        let rest = ["datasets/", "models/"].iter().find_map(|kind| rest.strip_prefix(kind)).unwrap_or(rest);
-        let name = rest.split('/').take(2).collect::<Vec<_>>().join("/");
-        matches!(scheme, "hf" | "http" | "https").then_some(name).filter(|name| is_repo(name))
+        let (rest, of_data) = match rest.strip_prefix("datasets/") {
+            Some(rest) => (rest, true),
+            None => (rest.strip_prefix("models/").unwrap_or(rest), false),
+        };
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
+        let mut parts = rest.split('/').filter(|part| !part.is_empty());
+        let (owner, name) = (parts.next()?, parts.next()?);
+        let (name, mut revision) = name.split_once('@').map_or((name, None), |(name, of)| (name, Some(of)));
+        // The page of a file or folder has its revision.
+        let rest: Vec<&str> = parts.collect();
+        let path = match rest[..] {
+            ["resolve" | "blob" | "raw" | "tree", of, ref path @ ..] => {
+                revision = Some(of);
+                path
+            }
+            _ if scheme == "hf" => &rest,
+            _ => &[],
+        };
+        let repo = format!("{owner}/{name}");
+        let named = path.last().is_some_and(|file| of_data || file.ends_with(".gguf"));
+        let path = if named { format!("/{}", path.join("/")) } else { String::new() };
+        let at = revision.filter(|of| *of != MAIN).map_or(String::new(), |of| format!("@{of}"));
+        (matches!(scheme, "hf" | "http" | "https") && is_repo(&repo)).then(|| format!("{repo}{at}{path}"))
     }
 
     /// The name of today for `text`, one word: names had no owner once, and the hub still knows these.
@@ -245,18 +265,25 @@ mod tests {
 
     #[test]
     fn addresses_hold_names() {
-        for address in [
-            "https://huggingface.co/datasets/a/b",
-            "https://huggingface.co/a/b/tree/main",
-            "hf://datasets/a/b/c.jsonl",
-            "hf://a/b",
+        for (address, name) in [
+            ("https://huggingface.co/datasets/a/b", "a/b"),
+            ("https://huggingface.co/a/b/tree/main", "a/b"),
+            ("https://huggingface.co/a/b/tree/v1", "a/b@v1"),
+            ("https://huggingface.co/a/b/blob/main/model.safetensors", "a/b"),
+            ("https://huggingface.co/a/b/resolve/main/b-Q4_K_M.gguf?download=true", "a/b/b-Q4_K_M.gguf"),
+            ("https://huggingface.co/datasets/a/b/viewer/default/train", "a/b"),
+            ("https://huggingface.co/datasets/a/b/resolve/v1/d/c.jsonl", "a/b@v1/d/c.jsonl"),
+            ("hf://datasets/a/b/c.jsonl", "a/b/c.jsonl"),
+            ("hf://datasets/a/b@v1/c.jsonl", "a/b@v1/c.jsonl"),
+            ("hf://a/b", "a/b"),
         ] {
-            assert_eq!(HubName::in_address(address).as_deref(), Some("a/b"), "{address}");
+            assert_eq!(HubName::in_address(address).as_deref(), Some(name), "{address}");
         }
         for other in ["a/b", "s3://a/b", "https://a", "hf://a", "/a/b"] {
             assert_eq!(HubName::in_address(other), None, "{other}");
         }
         let split = |text: &str| HubName::dataset(text).unwrap().split.unwrap();
+        assert_eq!(HubName::dataset("a/b/en/").unwrap().path.as_deref(), Some("en"));
         assert_eq!((split("a/b:train[:10]"), split("a/b/x:y")), ("train[:10]".into(), "y".into()));
     }
 

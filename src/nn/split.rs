@@ -342,9 +342,12 @@ impl Split {
             }
         }
         if self.sequence_parallel && !(cuts.attention && cuts.mlp && cuts.head) {
+            let parts = [("attention", cuts.attention), ("mlp", cuts.mlp), ("lm_head", cuts.head)];
+            let whole: Vec<&str> = parts.iter().filter(|(_, cut)| !cut).map(|(name, _)| *name).collect();
             return Err(Error::input(format!(
-                "sequence-parallel: the tensor-parallel plan replicates a branch or the head ({cuts:?}), which every rank would \
-                 then compute for all tokens; use a plan that shards attention, mlp and lm_head, or `sequence_parallel: false`"
+                "sequence-parallel: the tensor-parallel plan replicates {}, which every rank would then compute for all \
+                 tokens; use a plan that shards attention, mlp and lm_head, or `sequence_parallel: false`",
+                whole.join(" and ")
             )));
         }
         Ok(())
