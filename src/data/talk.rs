@@ -143,7 +143,7 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
     let whole: BTreeSet<&str> = missing.iter().map(|(_, role)| *role).filter(|role| !there.contains(role)).collect();
     let whole =
         whole.into_iter().filter(is_left_out).map(|role| format!("{role} messages (left out by the chat template)"));
-    // Of several instructions, a template may show the first alone.
+    // A template may show the first of several instructions alone.
     let instructs = |role: &str| ["system", "developer"].contains(&role) && there.contains(role);
     let is_idle = |i: usize| {
         let others: Vec<Value> =

@@ -70,11 +70,11 @@ impl OpCost {
     }
 }
 
-/// Number of (query, key) pairs of causal attention within each row's document, limited to `window` (0: unlimited). Takes
-/// one step per document: a planned step may have millions of rows.
+/// Number of (query, key) pairs of causal attention within each row's document, limited to `window` (0: unlimited).
+/// Takes one step per document: a planned step may have millions of rows.
 pub fn causal_pairs(documents: &[u32], window: usize) -> u64 {
     let most = if window == 0 { u64::MAX } else { window as u64 };
-    // Of a document's first rows.
+    // What the first rows of a document see.
     let pairs = |rows: u64| {
         let growing = rows.min(most);
         growing * (growing + 1) / 2 + (rows - growing) * most

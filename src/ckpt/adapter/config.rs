@@ -10,14 +10,14 @@ pub const FILE: &str = "adapter_config.json";
 /// The file next to it, whose tensors have the model's names after PEFT's prefix.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Experts whose adapters need `target_parameters`, `rank_pattern` and `alpha_pattern`. Transformers 5 holds the experts
-/// of a block as two parameters, and PEFT 0.21 derives these keys from the targets for the families in its table; those
-/// of other families would have no adapters. PEFT with transformers 4, which has no such parameters, warns of them and
-/// ignores them.
+/// Experts whose adapters need `target_parameters`, `rank_pattern` and `alpha_pattern`. Transformers 5 holds the
+/// experts of a block as two parameters, and PEFT 0.21 derives these keys from the targets for the families in its
+/// table; those of other families would have no adapters. PEFT with transformers 4, which has no such parameters, warns
+/// of them and ignores them.
 pub(super) struct FusedExperts {
     /// The branch in transformers 5.
     branch: &'static str,
-    /// Of the gate, up and down matrices.
+    /// What the gate, up and down matrices are called.
     targets: [&'static str; 3],
 }
 

@@ -1,5 +1,5 @@
-//! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never leaves out
-//! a column that may change what a row means.
+//! Reads rows of Parquet files, row group by row group, with the values that `datasets` gives in Python. Never leaves
+//! out a column that may change what a row means.
 use super::{NumberedRow, ROWS, RawRow, RowUse, Rows};
 use crate::base::{Error, Result, open};
 use crate::data::fields::{FOREIGN, JsonRow, RowFault, RowResult};

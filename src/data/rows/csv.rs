@@ -126,10 +126,10 @@ enum At {
 }
 
 /// A table and what was read of it already.
-type Begun<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
+type StartedTable<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
 
 impl<R: BufRead> Records<R> {
-    fn begin(mut file: R, delimiter: u8) -> std::result::Result<Records<Begun<R>>, BrokenTable> {
+    fn begin(mut file: R, delimiter: u8) -> std::result::Result<Records<StartedTable<R>>, BrokenTable> {
         // The first line ends within this, as headers do.
         let mut start = Vec::new();
         file.by_ref().take(BYTES as u64).read_to_end(&mut start).map_err(BrokenTable::Io)?;

@@ -1,13 +1,14 @@
 //! The last number in a text, for `--reward number`. Never computes an expression.
 //!
-//! A number has digits, with commas between thousands, a decimal point and an exponent if any (`1,234.5`, `.5`,
-//! `1e-3`, `10^{5}`, `3 \times 10^5`). A hyphen or a minus sign right before it, or before its currency sign, is its
-//! sign, unless it follows a letter, a digit or a parenthesis (`10-15`, `covid-19`). `1/2`, `2 1/2` and `\frac{1}{2}`
-//! are fractions, but no date. Where there is a `\boxed{}`, only the last one counts. The exponent of a unit (`cm^2`) is
-//! no number.
+//! A number has digits, with commas between thousands, a decimal point and an exponent if any (`1,234.5`, `.5`, `1e-3`,
+//! `10^{5}`, `3 \times 10^5`). A hyphen or a minus sign right before it, or before its currency sign, is its sign,
+//! unless it follows a letter, a digit or a parenthesis (`10-15`, `covid-19`). `1/2`, `2 1/2` and `\frac{1}{2}` are
+//! fractions, but no date. Where there is a `\boxed{}`, only the last one counts. The exponent of a unit (`cm^2`) is no
+//! number.
 //!
-//! A last number that is a part of something else is none: of `\sqrt{2}`, `2\pi`, `x/2`, `x^2 + 3` or `(1, 2)`. In a box,
-//! or a text without spaces, so is a number next to a comma, a comparison or a factorial's sign, which prose may have.
+//! A last number that is a part of something else is none: of `\sqrt{2}`, `2\pi`, `x/2`, `x^2 + 3` or `(1, 2)`. In a
+//! box, or a text without spaces, so is a number next to a comma, a comparison or a factorial's sign, which prose may
+//! have.
 
 /// A number, and its digits if it is written out: these tell integers apart that are equal as floats.
 #[derive(Clone, Debug)]
