@@ -108,11 +108,12 @@ impl HubName {
         fine.then(|| HubName { kind, repo: repo.into(), revision, path, split })
     }
 
-    /// The name in an address of the hub, which is no name: `hf://...`, or that of a page.
+    /// The name in an address of the hub: `hf://...`, or that of a page or a file, with the split behind it.
     pub fn in_address(text: &str) -> Option<String> {
         let (scheme, rest) = text.split_once(":/")?;
         let rest = rest.strip_prefix('/')?;
         let rest = if scheme == "hf" { rest } else { rest.split_once('/')?.1 };
+        let (rest, split) = rest.split_at(rest.find(':').unwrap_or(rest.len()));
         let (rest, of_data) = match rest.strip_prefix("datasets/") {
             Some(rest) => (rest, true),
             None => (rest.strip_prefix("models/").unwrap_or(rest), false),
@@ -135,7 +136,7 @@ impl HubName {
         let named = path.last().is_some_and(|file| of_data || file.ends_with(".gguf"));
         let path = if named { format!("/{}", path.join("/")) } else { String::new() };
         let at = revision.filter(|of| *of != MAIN).map_or(String::new(), |of| format!("@{of}"));
-        (matches!(scheme, "hf" | "http" | "https") && is_repo(&repo)).then(|| format!("{repo}{at}{path}"))
+        (matches!(scheme, "hf" | "http" | "https") && is_repo(&repo)).then(|| format!("{repo}{at}{path}{split}"))
     }
 
     /// The name of today for `text`, one word: names had no owner once, and the hub still knows these.
@@ -275,6 +276,8 @@ mod tests {
             ("https://huggingface.co/datasets/a/b/resolve/v1/d/c.jsonl", "a/b@v1/d/c.jsonl"),
             ("hf://datasets/a/b/c.jsonl", "a/b/c.jsonl"),
             ("hf://datasets/a/b@v1/c.jsonl", "a/b@v1/c.jsonl"),
+            ("hf://datasets/a/b:train[:9]", "a/b:train[:9]"),
+            ("http://localhost:80/datasets/a/b", "a/b"),
             ("hf://a/b", "a/b"),
         ] {
             assert_eq!(HubName::in_address(address).as_deref(), Some(name), "{address}");

@@ -20,9 +20,9 @@ use std::time::Duration;
 
 /// Replaces the names in `runs`. `flags`: the model's flags, which must not contradict its config.
 pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+    runs.iter_mut().try_for_each(whole_names)?;
     runs.iter_mut().try_for_each(splits)?;
     runs.iter_mut().try_for_each(of_directories)?;
-    runs.iter().try_for_each(whole_names)?;
     runs.iter_mut().try_for_each(base_of_adapter)?;
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
@@ -35,6 +35,44 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
             effect::shapes(flags, &named.path)?;
         }
     }
+    Ok(())
+}
+
+/// Addresses of the hub, and what it knows by one word, become names of today.
+fn whole_names(s: &mut Settings) -> Result<()> {
+    let endpoint = env::hub_endpoint().unwrap_or_else(|| HubOptions::ENDPOINT.into());
+    let named = |setting: &str, text: &str| match text.split_once("://") {
+        Some((scheme @ ("hf" | "http" | "https"), rest)) => {
+            let host = rest.split('/').next().unwrap_or_default();
+            let known = ["huggingface.co", "hf.co"].contains(&host) || endpoint.split('/').any(|part| part == host);
+            HubName::in_address(text).filter(|_| known || scheme == "hf").map(Some).ok_or_else(|| {
+                let what = "is no address of a model or a data set of the hub, and others are not downloaded: give the path \
+                            of a file that is here";
+                Error::input(format!("`{setting}` {}: {what}", quote(text)))
+            })
+        }
+        _ => Ok(HubName::of_one_word(text).filter(|_| !Path::new(DataName::of(text).name).exists())),
+    };
+    let (d, o) = (&mut s.data, &mut s.objective);
+    for (setting, texts) in
+        [("dataset", &mut d.dataset), ("eval_dataset", &mut d.eval_dataset), ("rollouts", &mut o.rollouts)]
+    {
+        for text in texts.iter_mut().flatten() {
+            *text = named(setting, text)?.unwrap_or_else(|| std::mem::take(text));
+        }
+    }
+    for (setting, path) in [
+        ("pretrain", &mut s.model.pretrain),
+        ("ref_pretrain", &mut o.ref_pretrain),
+        ("teacher", &mut o.teacher),
+        ("lora_merge", &mut s.lora.merge),
+        ("lora_adapter", &mut s.lora.adapter),
+    ] {
+        let name = path.as_ref().and_then(|path| path.to_str()).map(|text| named(setting, text)).transpose()?.flatten();
+        *path = name.map(PathBuf::from).or(path.take());
+    }
+    let name = d.tokenizer.as_ref().map(|text| named("tokenizer", text)).transpose()?.flatten();
+    d.tokenizer = name.or(d.tokenizer.take());
     Ok(())
 }
 
@@ -223,24 +261,6 @@ fn prompts(files: &Files) -> Option<(&str, HubName)> {
     dataset(files.generate.as_deref().filter(|text| !text.contains(char::is_whitespace))?)
 }
 
-/// Refuses addresses of the hub, and names without their owner.
-fn whole_names(s: &Settings) -> Result<()> {
-    let data = [("dataset", &s.data.dataset), ("eval_dataset", &s.data.eval_dataset)];
-    let data =
-        data.into_iter().flat_map(|(setting, texts)| texts.iter().flatten().map(move |text| (setting, text.clone())));
-    for (setting, text) in models(s).into_iter().chain(data) {
-        let bad =
-            |what: &str, name: String| Err(Error::input(format!("`{setting}` {}: {what}: write {name}", quote(&text))));
-        if let Some(name) = HubName::in_address(&text) {
-            return bad("an address is no name of the hub", name);
-        }
-        if let Some(name) = HubName::of_one_word(&text).filter(|_| !Path::new(DataName::of(&text).name).exists()) {
-            return bad("no such file or directory, and names of the hub are OWNER/NAME", name);
-        }
-    }
-    Ok(())
-}
-
 fn is_file(text: &str) -> bool {
     FILES.iter().any(|ending| text.ends_with(ending))
 }
@@ -251,6 +271,7 @@ const FILES: [&str; 11] =
 
 /// For `experiments plan`, which reads a model's config only.
 pub fn config(s: &mut Settings) -> Result<()> {
+    whole_names(s)?;
     let given = s.model.pretrain.as_ref().and_then(|path| path.to_str()).filter(|text| is_model(text));
     if let Some((text, name)) = given.and_then(|text| Some((text.to_string(), HubName::model(text)?))) {
         let found = HubReader::new(options(s))?.model(&name, ModelNeed::Config);
@@ -398,6 +419,29 @@ fn apply(s: &mut Settings, names: &HubNames) {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn addresses_and_words_become_names() {
+        let mut s = Settings::default();
+        s.model.pretrain = Some("https://huggingface.co/o/m/tree/main".into());
+        s.lora.adapter = Some("tuned".into());
+        s.data.dataset = Some(vec!["hf://datasets/o/d:test[:10%]:0.25".into(), "rows.jsonl:0.75".into()]);
+        s.data.eval_dataset = Some(vec!["https://hf.co/datasets/o/d/blob/main/held.jsonl".into()]);
+        s.data.tokenizer = Some("hf://o/t@v1".into());
+        s.objective.teacher = Some("gpt2".into());
+        whole_names(&mut s).unwrap();
+        assert_eq!(s.model.pretrain.as_deref(), Some(Path::new("o/m")));
+        assert_eq!(s.lora.adapter.as_deref(), Some(Path::new("tuned")));
+        assert_eq!(s.data.dataset, Some(vec!["o/d:test[:10%]:0.25".into(), "rows.jsonl:0.75".into()]));
+        assert_eq!(s.data.eval_dataset, Some(vec!["o/d/held.jsonl".into()]));
+        assert_eq!(s.data.tokenizer.as_deref(), Some("o/t@v1"));
+        assert_eq!(s.objective.teacher.as_deref(), Some(Path::new("openai-community/gpt2")));
+        for other in ["https://example.com/a/b/rows.jsonl", "https://huggingface.co/docs"] {
+            s.data.dataset = Some(vec![other.into()]);
+            let fault = whole_names(&mut s).unwrap_err().to_string();
+            assert!(fault.contains(other) && fault.contains("not downloaded"), "{fault}");
+        }
+    }
 
     #[test]
     fn paths_and_names_take_each_others_place() {
