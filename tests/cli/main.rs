@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod bad_input;
+mod coming_from;
 mod command_line;
 mod deepspeed;
 mod docs;
@@ -50,3 +51,4 @@ mod troubleshooting;
 mod verbs;
 mod wandb;
 mod warmup;
+mod whole_commands;
