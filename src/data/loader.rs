@@ -66,11 +66,12 @@ impl StepData {
 /// next. With `by_length` (and shuffle, and rows of different lengths) `packing::deal` distributes the samples of a
 /// step over its micro-batches: the same set, in other places.
 ///
-/// [Note: packing] Samples are packed in windows of `WINDOW` (or of an epoch, if that is shorter): window w is samples
-/// `w * WINDOW..(w + 1) * WINDOW` in sequences of at most `max_len` tokens, packed and ordered by `Window::pack` from
-/// (seed, w). A step takes the next G sequences and places them like rows without packing. So neither which samples
-/// share a sequence nor which are in a step depends on how G is split, and the number of samples consumed still
-/// determines the position: whole windows, then whole sequences in the window's order.
+/// [Note: packing] Samples are packed in windows: an epoch is divided into the fewest of equal length (give or take one
+/// sample) that is at most `WINDOW`, so that no window has samples of two epochs, and each epoch is whole. Window w is
+/// packed and ordered by `Window::pack` from (seed, w), in sequences of at most `max_len` tokens. A step takes the next
+/// G sequences and places them like rows without packing. So neither which samples share a sequence nor which are in a
+/// step depends on how G is split, and the number of samples consumed still determines the position: whole windows,
+/// then whole sequences in the window's order.
 ///
 /// [Note: held-out rows] The last rows of the dataset are reserved for evaluation and never trained on: 1 %, at least 8
 /// and at most 256. None of rollouts, which were drawn to be trained on; none if that would exceed a tenth of the
@@ -224,9 +225,9 @@ impl Loader {
     pub fn seek(&mut self, position: u64) {
         self.position = position;
         if self.options.packing {
-            let window = self.window_len();
-            self.pack(position / window);
-            self.position -= position % window;
+            let window = self.window_at(position);
+            self.pack(window);
+            self.position = self.window_start(window);
         }
         self.by_source = self.order.counts(self.position);
         while self.position < position {
@@ -234,6 +235,11 @@ impl Loader {
             self.ends.clear();
             self.take_sequence();
         }
+    }
+    /// Where passes over its rows end.
+    pub fn epochs(&self) -> Epochs {
+        let LoaderOptions { passes, .. } = self.options;
+        Epochs { rows: self.rows_per_epoch(), global_batch: self.options.global_batch(), passes: passes as u64 }
     }
     /// Optimizer steps from here until `position` samples are consumed, in all their passes.
     pub fn steps_until(&mut self, position: u64) -> u64 {
@@ -315,7 +321,7 @@ impl Loader {
     }
     /// The samples of the window's next sequence.
     fn take_sequence(&mut self) {
-        let first = self.window.number.unwrap_or(0) * self.window_len();
+        let first = self.window_start(self.window.number.unwrap_or(0));
         let before = self.dealt.len();
         for i in 0..self.window.sequence(self.taken).len() {
             let row = self.row(first + self.window.sequence(self.taken)[i] as u64);
@@ -333,18 +339,25 @@ impl Loader {
         }
     }
 
-    /// Samples per window.
-    fn window_len(&self) -> u64 {
-        WINDOW.min(self.rows_per_epoch())
+    /// The first sample of a window. See [Note: packing].
+    fn window_start(&self, window: u64) -> u64 {
+        let rows = self.rows_per_epoch();
+        let windows = rows.div_ceil(WINDOW);
+        window / windows * rows + window % windows * rows / windows
+    }
+    /// The window of a sample.
+    fn window_at(&self, sample: u64) -> u64 {
+        let rows = self.rows_per_epoch();
+        let windows = rows.div_ceil(WINDOW);
+        sample / rows * windows + ((sample % rows + 1) * windows).div_ceil(rows) - 1
     }
     fn pack(&mut self, window: u64) {
         self.taken = 0;
         if self.window.number == Some(window) {
             return;
         }
-        let first = window * self.window_len();
         self.lengths.clear();
-        for n in first..first + self.window_len() {
+        for n in self.window_start(window)..self.window_start(window + 1) {
             let row = self.row(n);
             self.lengths.push(self.source.row_room(row) as u32);
         }
@@ -409,6 +422,27 @@ impl LoaderOptions {
     fn sample(&self, n: u64) -> u64 {
         let (global, passes) = (self.global_batch(), self.passes as u64);
         n / (global * passes) * global + n % global
+    }
+}
+
+/// Where passes over the rows of a run end among its samples.
+#[derive(Clone, Copy, Debug)]
+pub struct Epochs {
+    rows: u64,
+    global_batch: u64,
+    /// Updates on the same samples.
+    passes: u64,
+}
+
+impl Epochs {
+    /// Whether one of `parts` equal parts of a pass ends in the step that consumes these samples.
+    pub fn end(&self, parts: u64, samples: Range<u64>) -> bool {
+        let rows = |samples: u64| match self.passes {
+            1 => samples,
+            passes => samples / (self.global_batch * passes) * self.global_batch,
+        };
+        let done = |samples: u64| u128::from(rows(samples)) * u128::from(parts) / u128::from(self.rows.max(1));
+        done(samples.end) > done(samples.start)
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) use fields::number_in;
 pub use fields::{JsonRow, RowResult, in_json};
 pub use format::{Format, InputLoss, LabelKeys, PairKeys, Preferences, SampleKind, SampleRoom};
 pub(crate) use json::object as json_object;
-pub use loader::{Loader, LoaderOptions, StepData, held_out, held_out_by_steps, held_out_share};
+pub use loader::{Epochs, Loader, LoaderOptions, StepData, held_out, held_out_by_steps, held_out_share};
 pub use permutation::Permutation;
 pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
 pub use preview::{PreviewRow, PreviewSequence};

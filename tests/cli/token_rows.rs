@@ -43,6 +43,19 @@ fn refused(dir: &Dir, args: &str, parts: &[&str]) {
 
 const NEW: &str = "--vocab-size 60 --embed-dim 32 --num-layers 1 --num-heads 2 --warmup-steps 0 --lr 0.01 --max-len 16";
 
+/// Of 120 rows, 44 at a step: the passes end in steps 3, 6, 9 and 11.
+#[test]
+fn an_interval_of_an_epoch_is_each_pass() {
+    let dir = files();
+    let train = "--dataset rows.jsonl --eval-dataset rows.jsonl --batch-size 44 --nproc-per-node 1 --epochs 4";
+    let every = "--eval-every epoch --save-every epoch --keep 0 --ckpt-dir ck --metrics-path m.jsonl";
+    good(&dir, &format!("{NEW} {train} {every}"));
+    let steps =
+        |event: &str| events(&dir.path("m.jsonl"), event).iter().map(|of| of["step"].clone()).collect::<Vec<_>>();
+    assert_eq!(json!(steps("eval")), json!([3, 6, 9, 11]));
+    assert_eq!(json!(steps("checkpoint")), json!([3, 6, 9, 11]));
+}
+
 #[test]
 fn a_model_of_60_ids_is_trained_evaluated_and_writes_ids() {
     let dir = files();

@@ -205,3 +205,35 @@ fn a_micro_batch_is_filled_in_place() {
     }
     assert_ne!(data.batches[0].tokens, tokens);
 }
+
+/// However steps and rows divide.
+#[test]
+fn epochs_end_in_the_step_with_their_last_row() {
+    for (rows, global, passes) in
+        [(30, 29, 1), (30, 20, 1), (30, 10, 1), (232, 7, 1), (12, 12, 1), (12, 4, 3), (10, 4, 2)]
+    {
+        let (_files, data) = numbered(rows);
+        let mut loader = Loader::new(
+            data,
+            LoaderOptions { passes, held_out: Some(vec![0]), ..load(global as usize, 1, 0, 1, true) },
+        )
+        .unwrap();
+        let (epochs, mut before) = (loader.epochs(), 0);
+        let mut ends = [vec![], vec![]];
+        for number in 1..=120 {
+            let samples = before..step(&mut loader).position;
+            before = samples.end;
+            for (parts, ends) in [1, 4].into_iter().zip(&mut ends) {
+                if epochs.end(parts, samples.clone()) {
+                    ends.push(number);
+                }
+            }
+        }
+        for (parts, ends) in [1, 4].into_iter().zip(ends) {
+            let last_row = |n: u64| (n * rows).div_ceil(parts);
+            let expected: BTreeSet<u64> = (1..4000).map(|n| last_row(n).div_ceil(global) * passes as u64).collect();
+            let expected: Vec<u64> = expected.into_iter().filter(|&step| step <= 120).collect();
+            assert_eq!(ends, expected, "{rows} rows, {global} a step, {passes} passes, {parts} parts");
+        }
+    }
+}

@@ -185,3 +185,25 @@ fn prefetching_gives_the_loaders_steps_in_reused_buffers() {
     // An unread one ends as soon as it is dropped.
     drop(start(0).unwrap());
 }
+
+/// Windows end where epochs do, so no row of an epoch waits in a window of the next.
+#[test]
+fn every_epoch_of_several_windows_has_each_row_once() {
+    for rows in [4096, 4097, 5000, 8192, 9001] {
+        let (_files, data) = skewed(rows, 64);
+        let mut loader = Loader::new(data, LoaderOptions { held_out: Some(vec![0]), ..packed(1, 1, 0, 1) }).unwrap();
+        for epoch in 1..=2 {
+            let mut seen = Vec::new();
+            while loader.position() < epoch * rows {
+                seen.extend(documents(&step(&mut loader).batches[0]).into_iter().map(|(row, _)| row));
+            }
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..rows as u32), "{rows} rows, epoch {epoch}");
+            // A resumed run goes on at the same place.
+            let (at, next) = (loader.position(), step(&mut loader));
+            loader.seek(at);
+            assert_eq!(step(&mut loader), next, "{rows} rows, epoch {epoch}");
+            loader.seek(at);
+        }
+    }
+}

@@ -14,7 +14,7 @@ use crate::base::timeline::Lane;
 use crate::base::{Error, Result};
 use crate::ckpt::{self, Checkpointer, Evaluations, TrainerState};
 use crate::comm::Axis;
-use crate::data::{Fetched, Loader, Prefetch, PrefetchOptions, StepData};
+use crate::data::{Epochs, Fetched, Loader, Prefetch, PrefetchOptions, StepData};
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepCounts, StepReport};
 use crate::run::plan::evaluations;
@@ -41,6 +41,7 @@ pub struct Trainer<'a> {
     rank: &'a RankContext<'a>,
     engine: Engine,
     batches: Prefetch,
+    epochs: Epochs,
     /// Draws what the run learns from.
     sampler: Option<StepSampler>,
     agreement: Agreement,
@@ -94,6 +95,7 @@ impl<'a> Trainer<'a> {
             ckpt::mark_best(dir, best)?;
         }
         loader.seek(position.samples);
+        let epochs = loader.epochs();
         let mut sampler = StepSampler::new(plan, mesh)?;
         let samples = resumed.as_ref().and_then(|resume| resume.state.rollouts.as_ref());
         sampler.iter_mut().try_for_each(|sampler| sampler.resume(position.step, samples))?;
@@ -117,6 +119,7 @@ impl<'a> Trainer<'a> {
             rank,
             engine,
             batches,
+            epochs,
             sampler,
             agreement,
             stops,
@@ -242,7 +245,7 @@ impl<'a> Trainer<'a> {
         })?;
         self.check(step.number, report)?;
         self.rank.mesh.member.set_timeout(plan.ranks.comm_timeout); // all ranks have started by now
-        let Position { trained_tokens, .. } = self.position;
+        let Position { trained_tokens, samples, .. } = self.position;
         self.position = Position {
             step: step.number,
             samples: data.position,
@@ -251,7 +254,12 @@ impl<'a> Trainer<'a> {
         };
         self.batches.give_back(data);
         if step.number < plan.steps() {
-            let due = |every: Option<StepInterval>| every.is_some_and(|every| every.is_due(step.number));
+            let (epochs, samples) = (self.epochs, samples..self.position.samples);
+            let due = |every: Option<StepInterval>| match every {
+                Some(StepInterval::Epoch(parts)) => epochs.end(parts, samples.clone()),
+                Some(StepInterval::Steps(n)) => n > 0 && step.number.is_multiple_of(n),
+                Some(StepInterval::Share(_)) | None => false, // the plan has made steps of a share
+            };
             let is_best = due(plan.settings.run.eval_every) && self.evaluate()?;
             if self.is_stopped() {
                 return Ok(());

@@ -10,9 +10,9 @@ use std::sync::Arc;
 /// Steps without max-steps or epochs: a few minutes of the default model on two cores.
 const DEFAULT_STEPS: u64 = 600;
 
-/// Fills in the steps of the run, and intervals that are shares of an epoch or of the run.
+/// Fills in the steps of the run, and intervals that are shares of it.
 pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<()> {
-    let mut from_start = Loader::new(dataset.clone(), loader.clone())?;
+    let mut from_start = Loader::new(dataset.clone(), loader)?;
     let rows = from_start.rows_per_epoch();
     // The step with the last row of the last epoch is a full one: it continues into the next epoch.
     let default = s.task.as_ref().filter(|_| dataset.has_rows_of_its_own()).and_then(|task| task.epochs);
@@ -24,16 +24,9 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     };
     s.run.max_steps = Some(steps);
     for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every] {
-        match *every {
-            Some(StepInterval::Epoch(parts)) => {
-                let steps = Loader::new(dataset.clone(), loader.clone())?.steps_until(rows);
-                *every = Some(StepInterval::Steps((steps / parts).max(1)));
-            }
-            // As in transformers' Trainer.
-            Some(StepInterval::Share(share)) => {
-                *every = Some(StepInterval::Steps((steps as f64 * share).ceil() as u64));
-            }
-            Some(StepInterval::Steps(_)) | None => {}
+        // As in transformers' Trainer.
+        if let Some(StepInterval::Share(share)) = *every {
+            *every = Some(StepInterval::Steps((steps as f64 * share).ceil() as u64));
         }
     }
     Ok(())
