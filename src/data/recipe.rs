@@ -179,18 +179,19 @@ impl Recipe {
             out.labels.extend(out.ids.iter().map(|&id| id as i32));
             return Ok(Outcome::Kept);
         }
-        let label = present(row, "label").and_then(|label| truth(label).or_else(|| truth_in(label.as_str()?)));
+        // LLaMA-Factory's rows have a `kto_tag`.
+        let label = ["label", "kto_tag"].iter().find_map(|key| present(row, key).map(|label| (*key, label)));
+        let label = label.and_then(|(key, label)| Some((key, truth(label).or_else(|| truth_in(label.as_str()?))?)));
         let labeled = match shape {
-            Some(Shape::Completion) => label.is_some(),
-            Some(Shape::Messages | Shape::Conversations) => label == Some(false),
-            _ => false,
+            Some(Shape::Completion) => label,
+            Some(Shape::Messages | Shape::Conversations | Shape::Instruction) => label.filter(|(_, on)| !on),
+            _ => None,
         };
-        if labeled {
-            return Err(
-                "has a `label`, true or false, next to its answer: the undesirable ones would be learned. Use \
-                        `objective: kto`, or remove the label"
-                    .into(),
-            );
+        if let Some((key, _)) = labeled {
+            return Err(format!(
+                "has a `{key}`, true or false, next to its answer: the undesirable ones would be learned. Use \
+                 `objective: kto`, or remove it"
+            ));
         }
         let keys = (format.input_key.as_deref(), format.output_key.as_deref());
         match (keys, shape) {

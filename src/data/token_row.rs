@@ -91,10 +91,15 @@ fn refuse_unclear(row: &JsonRow) -> RowResult<()> {
         }
         let tokens = || list.iter().enumerate().filter(|(at, _)| !is_padding(*at)).map(|(_, value)| value);
         let packed = match key.as_str() {
-            "seq_lengths" => list.len() > 1,
             bounds if bounds.starts_with("cu_seq") => list.len() > 2,
             "position_ids" => tokens().skip(1).any(|position| *position == 0),
             key if SEGMENTS.contains(&key) => tokens().zip(tokens().skip(1)).any(|(before, after)| before != after),
+            // The lengths of several samples.
+            lengths if lengths.contains("len") => {
+                let sum: Option<u64> = list.iter().map(Value::as_u64).sum();
+                let all = sum == array(field(row, "input_ids")?, "input_ids").ok().map(|ids| ids.len() as u64);
+                list.len() > 1 && (all || lengths == "seq_lengths")
+            }
             _ => false,
         };
         if packed {
@@ -108,7 +113,22 @@ fn refuse_unclear(row: &JsonRow) -> RowResult<()> {
 }
 
 /// Columns that number the samples of a row, one number for each token.
-const SEGMENTS: [&str; 6] = ["segment_ids", "sequence_ids", "sequence_id", "document_ids", "doc_ids", "seq_idx"];
+const SEGMENTS: [&str; 14] = [
+    "segment_ids",
+    "segment_id",
+    "sequence_ids",
+    "sequence_id",
+    "seq_ids",
+    "seq_id",
+    "seq_idx",
+    "document_ids",
+    "document_id",
+    "doc_ids",
+    "doc_id",
+    "sample_ids",
+    "sample_id",
+    "pack_ids",
+];
 
 /// An element of a mask.
 fn bit(value: &Value, key: &str) -> RowResult<bool> {

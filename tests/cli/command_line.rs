@@ -278,6 +278,16 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--max-samples", "0"], &["max_samples is 0"]);
     refused_tiny(&["--lr", "-1"], &["lr is -1"]);
     refused_tiny(&["--betas", "0.9", "1.0"], &["betas is 1"]);
+    for (flag, value, rounded) in [
+        ("--betas 0.9", "0.99999999", "betas is 0.99999999, which is 1 in float32: it must be in [0, 1)"),
+        ("--eps", "1e-50", "eps is 1e-50, which is 0 in float32: it must be above 0"),
+        ("--lr", "1e39", "lr is 1e39, which is inf in float32"),
+        ("--weight-decay", "1e39", "weight_decay is 1e39, which is inf in float32"),
+        ("--grad-clip", "1e-46", "grad_clip is 1e-46, which is 0 in float32"),
+    ] {
+        let flags: Vec<&str> = flag.split(' ').chain([value]).collect();
+        refused_tiny(&flags, &[rounded]);
+    }
     refused_tiny(&["--dropout", "1"], &["dropout is 1"]);
     refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
     refused_tiny(&["--activation-checkpoint-every", "2"], &["--activation-checkpoint is off"]);

@@ -136,7 +136,7 @@ fn axolotl_trains_and_its_notes_are_one_line() {
     // The final model has the adapters merged; checkpoints have them alone.
     let saved = ["out/model/model.safetensors", "out/step-00000022/adapter_model.safetensors"];
     assert!(out.status.success() && saved.iter().all(|file| dir.path(file).exists()), "{text}");
-    assert_eq!(text.matches("\neval  step").count(), 6, "before and after training, and twice an epoch: {text}");
+    assert_eq!(text.matches("\neval  step").count(), 5, "before training, and twice an epoch: {text}");
 }
 
 #[test]

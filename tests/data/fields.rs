@@ -404,6 +404,8 @@ fn masks_of_token_ids_take_losses_away() {
         ("mask", json!([true, true, true, false, false]), "name it loss_mask (0: no loss)"),
         ("prompt_mask", json!([1, 1, 1, 0, 0]), "name it loss_mask (0: no loss)"),
         ("seq_lengths", json!([2, 3]), "several samples, as its `seq_lengths` says"),
+        ("seqlens", json!([2, 3]), "several samples, as its `seqlens` says"),
+        ("sample_ids", json!([0, 0, 1, 1, 1]), "several samples, as its `sample_ids` says"),
         ("position_ids", json!([0, 1, 0, 1, 2]), "several samples, as its `position_ids` says"),
         ("segment_ids", json!([1, 1, 2, 2, 2]), "several samples, as its `segment_ids` says"),
         ("cu_seqlens", json!([0, 2, 5]), "several samples, as its `cu_seqlens` says"),

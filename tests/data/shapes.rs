@@ -98,6 +98,8 @@ fn rows_of_kto_are_not_learned_as_they_are() {
     let talk = |label: bool| json!({"messages": [message("user", "q"), message("assistant", "a")], "label": label});
     assert!(make(chat(), talk(false)).unwrap_err().contains("objective: kto"));
     assert!(make(chat(), talk(true)).is_ok());
+    let tagged = json!({"instruction": "q", "output": "a", "kto_tag": false});
+    assert!(make(Format::default(), tagged).unwrap_err().contains("has a `kto_tag`"));
     let class = json!({"prompt": "q", "completion": "a", "label": "spam"});
     assert_eq!(learned(Format::default(), class), "a");
 }

@@ -20,7 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Tokens of the longest conversation. The cache of keys and values is allocated for all of them.
+/// Tokens of the longest conversation, unless longer answers are asked for. The cache of keys and values is allocated
+/// for all of them.
 const LONGEST: usize = 4096;
 /// Status of a process that Ctrl-C ended.
 const INTERRUPTED: i32 = 128 + SIGINT;
@@ -44,8 +45,10 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
     let env = RankEnv::alone(arena.fd());
     let mut model = TextModel::new(s, None)?;
     let settings = &model.settings;
-    let context = model.spec.max_len.min(LONGEST);
-    let count = set(&settings.generate.max_new_tokens, "generate.max_new_tokens")?.min(context / 2).max(1);
+    let positions = model.spec.max_len;
+    let asked = set(&settings.generate.max_new_tokens, "generate.max_new_tokens")?;
+    let count = asked.min(positions / 2).max(1);
+    let context = positions.min(LONGEST.max(2 * count));
     let Some(template) = data::format(&settings.data, &model.tokenizer)?.chat else {
         return Err(Error::input(
             "--chat needs a chat template, and the model's tokenizer has none: add --tokenizer-chat-template FILE, or use \
@@ -58,7 +61,9 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
     let system = settings.generate.system_prompt.clone();
     let plan = model.plan(context - count, count, 1)?;
     model.load(&env, &plan, |generator, _| {
-        let chat = Chat { model: &model, template: &template, messages: Vec::new(), room: context - count, count };
+        let limit = if count < asked { "half of the model's positions" } else { "--max-new-tokens" };
+        let (messages, room) = (Vec::new(), context - count);
+        let chat = Chat { model: &model, template: &template, messages, room, count, limit };
         chat.talk(generator, system)
     })
 }
@@ -71,6 +76,8 @@ struct Chat<'a> {
     /// Tokens of the longest prompt, and of the longest answer.
     room: usize,
     count: usize,
+    /// What ends an answer there.
+    limit: &'static str,
 }
 
 impl Chat<'_> {
@@ -146,7 +153,7 @@ impl Chat<'_> {
             let why = match (ended, stop.load(Ordering::Relaxed)) {
                 (true, _) => "",
                 (_, true) => ", stopped",
-                _ => ", cut at --max-new-tokens",
+                _ => &format!(", cut at {}", self.limit),
             };
             let _ = writeln!(stderr(), "[{} tokens, {speed:.1} tok/s{why}]", written.len());
         }

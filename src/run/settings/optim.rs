@@ -1,6 +1,6 @@
 //! The optimizer, its learning rate and clipping. Never updates anything.
 use super::names::{OptimizerName, SchedulerName, WarmupName};
-use super::value::number;
+use super::value::{number, number32};
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,8 @@ pub struct OptimSettings {
     /// SGD: momentum, in [0, 1)
     #[arg(long)]
     pub momentum: Option<f64>,
-    /// Decoupled weight decay for matrices and embeddings; norms and biases have none
+    /// Weight decay of matrices and embeddings, decoupled, but with sgd a part of the gradient; norms and biases have
+    /// none
     #[arg(long)]
     pub weight_decay: Option<f64>,
     /// Warmup steps; with linear warmup the first step trains at lr / warmup-steps
@@ -55,20 +56,20 @@ pub struct OptimSettings {
 
 impl OptimSettings {
     pub fn check(&self) -> Result<()> {
-        number("lr", self.lr, |x| x >= 0.0, "0 or more")?;
+        number32("lr", self.lr, |x| x >= 0.0, "0 or more")?;
         for beta in self.betas.iter().flatten() {
-            number("betas", Some(*beta), |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+            number32("betas", Some(*beta), |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
         }
         if let Some(betas) = self.betas.as_ref().filter(|b| b.len() != 2) {
             return Err(Error::input(format!("betas has {} values: it must have 2", betas.len())));
         }
-        number("eps", self.eps, |x| x > 0.0, "above 0")?;
-        number("momentum", self.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
-        number("muon_momentum", self.muon_momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        number32("eps", self.eps, |x| x > 0.0, "above 0")?;
+        number32("momentum", self.momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
+        number32("muon_momentum", self.muon_momentum, |x| (0.0..1.0).contains(&x), "in [0, 1)")?;
         number("muon_ns_steps", self.muon_ns_steps.map(|n| n as f64), |x| (1.0..=20.0).contains(&x), "from 1 to 20")?;
-        number("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
+        number32("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
         number("warmup_ratio", self.warmup_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
         number("min_lr_ratio", self.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
-        number("grad_clip", self.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")
+        number32("grad_clip", self.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")
     }
 }

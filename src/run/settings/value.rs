@@ -34,6 +34,19 @@ pub fn number(name: &str, value: Option<f64>, fits: impl Fn(f64) -> bool, range:
     }
 }
 
+/// The same of a number that is computed with in float32, where it must fit too. What is not 0 stays so: 0 turns
+/// things off.
+pub fn number32(name: &str, value: Option<f64>, fits: impl Fn(f64) -> bool, range: &str) -> Result<()> {
+    number(name, value, &fits, range)?;
+    let rounded = |x: f64| f64::from(x as f32);
+    match value.filter(|&x| !(rounded(x).is_finite() && fits(rounded(x))) || (rounded(x) == 0.0) != (x == 0.0)) {
+        Some(x) => {
+            Err(Error::input(format!("{name} is {x:?}, which is {} in float32: it must be {range}", rounded(x))))
+        }
+        None => Ok(()),
+    }
+}
+
 /// A size as transformers writes it: "5GB", "200MB", "1GiB", or bytes.
 pub fn bytes(name: &str, text: &str) -> Result<u64> {
     const UNITS: [(&str, u64); 7] = [
@@ -51,21 +64,16 @@ pub fn bytes(name: &str, text: &str) -> Result<u64> {
     size.ok_or_else(|| Error::input(format!("{name} is {text:?}: it must be a size such as 10GB, 200MB or 1GiB")))
 }
 
-/// An interval in steps; 0: never.
+/// When something is done that is not done at each step; after 0 steps: never.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum StepInterval {
-    /// This part of a pass over the training split (1: all of it); the plan turns it into a number.
+    /// This part of a pass over the training split (1: all of it): after the step that it ends in.
     Epoch(u64),
     /// This share of all steps, below 1; the plan turns it into a number.
     Share(f64),
     Steps(u64),
 }
 
-impl StepInterval {
-    pub fn is_due(self, step: u64) -> bool {
-        matches!(self, StepInterval::Steps(n) if n > 0 && step.is_multiple_of(n))
-    }
-}
 const INTERVALS: &str =
     "expected a whole number, 0 or more, a share of all steps below 1, or epoch (epoch/4: four times an epoch)";
 

@@ -132,6 +132,7 @@ fn unevaluated(plan: &Plan) -> Option<String> {
     plan.settings.task.as_ref().filter(|_| none && held && run.eval == Some(true))?;
     let why = match plan.settings.data.shuffle {
         Some(false) => "rows in the order of the file (--no-shuffle) are all trained on".to_string(),
+        _ if plan.resume.is_some() => "the run started without held-out rows".to_string(),
         _ if rows == 1 => "there is a single row".to_string(),
         _ => format!("{rows} rows are too few to hold some out"),
     };

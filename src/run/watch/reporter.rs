@@ -30,6 +30,7 @@ use crate::run::plan::{Plan, record};
 use crate::run::rollouts::measured::{RewardMeans, SampleMeans};
 use crate::run::settings::DeviceName;
 use crate::run::settings::LogLevel;
+use crate::run::settings::OptimizerName;
 use crate::run::trace::ProfileReport;
 use crate::run::trace::summary::Summary;
 use serde_json::{Value, json};
@@ -199,7 +200,9 @@ impl<'a> Reporter<'a> {
             );
         }
         self.plan.split.warning.iter().for_each(|text| self.say(LogLevel::Warn, text));
-        let task = self.plan.settings.task.as_ref();
+        // The task's learning rate is an adaptive optimizer's.
+        let adaptive = self.plan.settings.optim.optimizer != Some(OptimizerName::Sgd);
+        let task = self.plan.settings.task.as_ref().filter(|_| adaptive);
         let far = task.and_then(|task| self.health.rate(task, self.plan.schedule.peak).map(str::to_string));
         far.iter().for_each(|text| self.say(LogLevel::Warn, text));
         load_seconds.iter().for_each(|s| self.tell(LogLevel::Debug, format_args!("load  {s:.2} s")));
