@@ -1,5 +1,5 @@
-//! Configs as they are published: those of transformers 4 and 5 read the same, and vision-language configs hold the text
-//! models of their families. Never reads a file.
+//! Configs as they are published: those of transformers 4 and 5 read the same, and vision-language configs hold the
+//! text models of their families. Never reads a file.
 use super::*;
 
 /// As published with transformers 4, and as 5 writes the same, with the numbers of parameters that its classes have.
