@@ -195,8 +195,11 @@ pub(super) fn has_second_system(row: &JsonRow) -> bool {
 pub(super) fn written(value: &Value) -> Option<Vec<Value>> {
     let text = value.as_str().filter(|text| text.trim_start().starts_with('['))?;
     let list: Vec<Value> = serde_json::from_str(text).ok()?;
+    are_messages(&list).then_some(list)
+}
+fn are_messages(list: &[Value]) -> bool {
     let is_message = |one: &Value| one.get("role").or(one.get("from")).is_some_and(Value::is_string);
-    (!list.is_empty() && list.iter().all(is_message)).then_some(list)
+    !list.is_empty() && list.iter().all(is_message)
 }
 
 /// One of these fields is text that holds messages.
@@ -232,9 +235,8 @@ fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
 
 /// A field with messages that no shape reads: what to do, for the error.
 pub(super) fn misplaced(row: &JsonRow) -> Option<String> {
-    let is_message = |one: &Value| [&one["role"], &one["from"]].iter().any(|role| role.is_string());
     let talks = |value: &Value| match value {
-        Value::Array(list) => !list.is_empty() && list.iter().all(is_message),
+        Value::Array(list) => are_messages(list),
         text => written(text).is_some(),
     };
     let (key, _) = row.iter().find(|(_, value)| talks(value))?;

@@ -108,11 +108,12 @@ pub(super) fn talk(row: &JsonRow, turns: &[Value], chat: &ChatTemplate) -> RowRe
 /// Names the roles whose messages a template leaves out of `text`, what it made of all `turns`.
 pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text: &str) -> Vec<String> {
     // A template may show a text in other words: only what it renders the same without is left out.
-    let rendered = |turns: &[Value]| Some(chat.answered(&talk(row, turns, chat).ok()?).ok()?.text);
-    let is_left_out = |role: &&str| {
-        let others: Vec<Value> = turns.iter().filter(|turn| turn["role"] != **role).cloned().collect();
-        rendered(&others).is_some_and(|without| without == text)
+    let is_same_with = |kept: &dyn Fn(usize) -> bool| {
+        let kept: Vec<Value> = (0..turns.len()).filter(|&i| kept(i)).map(|i| turns[i].clone()).collect();
+        let rendered = talk(row, &kept, chat).ok().and_then(|talk| chat.answered(&talk).ok());
+        rendered.is_some_and(|rendered| rendered.text == text)
     };
+    let is_left_out = |role: &&str| is_same_with(&|i| turns[i]["role"] != **role);
     let of_talk = |role: &&str| ["user", "assistant"].contains(role);
     let roles: BTreeSet<&str> = turns.iter().filter_map(|turn| turn["role"].as_str()).collect();
     // Many results of tools may be long: to render a row without them costs less than to count each.
@@ -145,13 +146,9 @@ pub(super) fn left_out(chat: &ChatTemplate, row: &JsonRow, turns: &[Value], text
         whole.into_iter().filter(is_left_out).map(|role| format!("{role} messages (left out by the chat template)"));
     // A template may show the first of several instructions alone.
     let instructs = |role: &str| ["system", "developer"].contains(&role) && there.contains(role);
-    let is_idle = |i: usize| {
-        let others: Vec<Value> =
-            turns.iter().enumerate().filter(|(at, _)| *at != i).map(|(_, turn)| turn.clone()).collect();
-        rendered(&others).is_some_and(|without| without == text)
-    };
-    let some: BTreeSet<&str> =
-        missing.iter().filter(|(i, role)| instructs(role) && is_idle(*i)).map(|(_, role)| *role).collect();
+    let is_idle = |message: usize| is_same_with(&|i| i != message);
+    let some = missing.iter().filter(|(i, role)| instructs(role) && is_idle(*i));
+    let some: BTreeSet<&str> = some.map(|(_, role)| *role).collect();
     whole.chain(some.into_iter().map(|role| format!("some {role} messages (left out by the chat template)"))).collect()
 }
 

@@ -40,7 +40,7 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
 
 /// Addresses of the hub, and what it knows by one word, become names of today.
 fn whole_names(s: &mut Settings) -> Result<()> {
-    let endpoint = env::hub_endpoint().unwrap_or_else(|| HubOptions::ENDPOINT.into());
+    let endpoint = endpoint();
     let named = |setting: &str, text: &str| match text.split_once("://") {
         Some((scheme @ ("hf" | "http" | "https"), rest)) => {
             let host = rest.split('/').next().unwrap_or_default();
@@ -294,9 +294,12 @@ fn models(s: &Settings) -> Vec<(&'static str, String)> {
     paths.chain(s.data.tokenizer.clone().map(|text| ("tokenizer", text))).collect()
 }
 
+fn endpoint() -> String {
+    env::hub_endpoint().unwrap_or_else(|| HubOptions::ENDPOINT.into())
+}
 fn options(s: &Settings) -> HubOptions {
     HubOptions {
-        endpoint: env::hub_endpoint().unwrap_or_else(|| HubOptions::ENDPOINT.into()),
+        endpoint: endpoint(),
         token: env::hub_token().and_then(|text| HubToken::new(&text)),
         cache: env::hub_cache(),
         views: env::cache_dir().join("hub"),

@@ -32,6 +32,8 @@ impl Rows<'_> {
         let header = header
             .and_then(|header| columns(header, delimiter))
             .map_err(|what| Error::in_file(path, format!("its header {what}: the first line names the columns")))?;
+        // What is next to token ids may say which of them are learned.
+        let of_tokens = header.iter().any(|name| name.ends_with("_ids") && shapes::is_of_tokens(name));
         let (mut piece, mut bytes): (Vec<NumberedRow<JsonRow>>, usize) = (Vec::new(), 0);
         loop {
             let record = match records.next() {
@@ -43,7 +45,7 @@ impl Rows<'_> {
                 }
             };
             bytes += records.last.len();
-            piece.push((record.0, record.1.and_then(|fields| row(&header, fields))));
+            piece.push((record.0, record.1.and_then(|fields| row(&header, of_tokens, fields))));
             if piece.len() == ROWS || bytes >= BYTES {
                 self.put(&mut piece, &place)?;
                 bytes = 0;
@@ -76,7 +78,8 @@ fn columns(header: Vec<Vec<u8>>, delimiter: u8) -> RowResult<Vec<String>> {
     }
 }
 
-fn row(header: &[String], fields: Vec<Vec<u8>>) -> RowResult<JsonRow> {
+/// `lists`: columns may hold JSON lists.
+fn row(header: &[String], lists: bool, fields: Vec<Vec<u8>>) -> RowResult<JsonRow> {
     if fields.len() != header.len() {
         return Err(format!("has {} fields, but the header has {}", fields.len(), header.len()));
     }
@@ -86,10 +89,8 @@ fn row(header: &[String], fields: Vec<Vec<u8>>) -> RowResult<JsonRow> {
         Err(_) => Err("is not valid UTF-8"),
     };
     let fields = fields.into_iter().map(value).collect::<std::result::Result<Vec<_>, _>>()?;
-    // What is next to token ids may say which of them are learned.
-    let of_tokens = header.iter().any(|name| name.ends_with("_ids") && shapes::is_of_tokens(name));
     let typed = |value: Value| match value {
-        Value::String(text) if of_tokens && text.starts_with('[') => {
+        Value::String(text) if lists && text.starts_with('[') => {
             serde_json::from_str::<Vec<Value>>(&text).map_or(Value::String(text), Value::Array)
         }
         value => value,

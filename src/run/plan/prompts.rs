@@ -74,7 +74,7 @@ impl SamplePrompts {
             };
             Ok(SamplePrompt { shown, tokens, judged: rewards.as_ref().map(judged).transpose()? })
         };
-        let skip = flag == "--eval-dataset" && s.data.skip_bad_rows == Some(true);
+        let skip = s.run.sample_prompts.is_none() && s.data.skip_bad_rows == Some(true);
         let push = &mut |row: Result<PromptRow>| {
             rows.extend(skipped.unless(skip, row.and_then(prompt))?);
             Ok(true)

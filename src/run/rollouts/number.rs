@@ -104,6 +104,8 @@ fn is_part(before: &str, behind: &str) -> bool {
 }
 
 const OPERATORS: [&str; 9] = ["+", "-", "*", "/", "\\cdot", "\\times", "\\div", "×", "÷"];
+/// What sets units in upright type.
+const UPRIGHT: [&str; 4] = ["\\text", "\\textrm", "\\mathrm", "\\mbox"];
 const COMPARISONS: [&str; 12] = ["\\leq", "\\geq", "\\neq", "\\le", "\\ge", "\\ne", "\\lt", "\\gt", "≤", "≥", "≠", "<"];
 
 /// Whether the number between these is added to something on its line, or multiplied: in `x + 3`, `\pi/4`, `1/\pi`.
@@ -111,8 +113,8 @@ fn is_operand(before: &str, behind: &str, strict: bool) -> bool {
     let left = before.rsplit('\n').next().unwrap_or_default().trim_end();
     let right = behind.split('\n').next().unwrap_or_default();
     let follows = |(operator, left): (&str, &str)| {
-        let letters = left.len() - left.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len();
-        let rest = &left[..left.len() - letters];
+        let rest = left.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let letters = left.len() - rest.len();
         match left.chars().next_back() {
             // Not `10-15`, and outside of a box not `10/12/2024`.
             Some(c) if c.is_ascii_digit() => match operator {
@@ -132,7 +134,7 @@ fn is_operand(before: &str, behind: &str, strict: bool) -> bool {
         let mut letters = right.chars();
         match letters.next() {
             Some('\\') => {
-                let unit = ["\\text", "\\mathrm", "\\mbox"].iter().any(|name| right.starts_with(name));
+                let unit = UPRIGHT.iter().any(|name| right.starts_with(name));
                 !unit && letters.next().is_some_and(|c| c.is_ascii_alphabetic())
             }
             Some('(' | 'π' | '√') => strict || operator == "*",
@@ -142,9 +144,9 @@ fn is_operand(before: &str, behind: &str, strict: bool) -> bool {
     };
     // `**5**` is printed in bold type.
     let bold = left.ends_with('*') && right.starts_with('*');
-    let of_left = OPERATORS.iter().filter_map(|&op| Some((op, left.strip_suffix(op)?.trim_end())));
-    let of_right = OPERATORS.iter().filter_map(|&op| Some((op, right.trim_start().strip_prefix(op)?.trim_start())));
-    !bold && (of_left.into_iter().any(follows) || of_right.into_iter().any(precedes))
+    let mut of_left = OPERATORS.iter().filter_map(|&op| Some((op, left.strip_suffix(op)?.trim_end())));
+    let mut of_right = OPERATORS.iter().filter_map(|&op| Some((op, right.trim_start().strip_prefix(op)?.trim_start())));
+    !bold && (of_left.any(follows) || of_right.any(precedes))
 }
 
 /// Whether the number between these is one of several, a bound, or a factorial's.
@@ -172,7 +174,7 @@ fn raises_unit(before: &str) -> bool {
     let Some(unit) = before.strip_suffix('{').unwrap_or(before).strip_suffix('^') else { return false };
     if let Some(inner) = unit.strip_suffix('}') {
         let Some(at) = inner.rfind('{') else { return false };
-        return ["\\text", "\\mathrm", "\\textrm", "\\mbox"].iter().any(|name| inner[..at].ends_with(name));
+        return UPRIGHT.iter().any(|name| inner[..at].ends_with(name));
     }
     let rest = unit.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     UNITS.contains(&&unit[rest.len()..]) && !rest.ends_with('\\') || unit.ends_with("m/s")
