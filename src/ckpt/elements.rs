@@ -1,5 +1,5 @@
 //! Converts elements between file dtypes and f32, and counts the non-finite ones. Never reads a file.
-use crate::base::DType;
+use crate::base::{DType, Error, Result};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 
@@ -15,6 +15,21 @@ pub(super) fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
         _ => bytes.as_chunks::<4>().0.iter().filter(|b| !f32::from_le_bytes(**b).is_finite()).count(),
     };
     count as u64
+}
+
+/// An error if `values`, elements of tensor `name`, are not finite, or are beyond `most`, the largest value of their
+/// type `dtype` in the file: a model with such weights cannot be used or trained on.
+pub(super) fn storable(name: &str, values: &[f32], dtype: &str, most: f32) -> Result<()> {
+    match values.iter().find(|x| !(x.abs() <= most)) {
+        None => Ok(()),
+        Some(x) if x.is_finite() => Err(Error::Run(format!(
+            "tensor {name} has the weight {x:e}, and the largest of {dtype} is {most:e}: choose a type with a wider range"
+        ))),
+        Some(x) => Err(Error::Run(format!(
+            "tensor {name} has the value {x}: the model is lost, and is not saved. Lower --lr, or resume from an earlier \
+             checkpoint"
+        ))),
+    }
 }
 
 /// The device dtype of such elements, if there is one.

@@ -4,19 +4,22 @@
 //!
 //! The bytes are those that llama.cpp's convert_hf_to_gguf.py makes of a [`Checkpointer::save_hf`] directory in f32
 //! (`tests/golden/gguf_files.py`).
+mod adapter; // adapters alone
 mod codes; // elements of files of others
 pub(super) mod coding; // tensors of files of others
 mod file; // keys and tensors of files of others
 mod header; // keys and tensors, as bytes
 pub(super) mod import; // files of others as directories
+mod keys; // keys of a model
 pub(super) mod links; // which files such a directory stands for
-mod model; // names, shapes and keys of a model
+mod model; // names and shapes of a model
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
 mod special; // special tokens and the chat template
 mod tokenizer; // tokens and merges, as keys
 mod vocabulary; // tokens by id
 
+pub use adapter::save_adapter;
 pub use import::{as_directory, described, resolve};
 pub use links::{origin, within};
 pub use model::GgufType;
@@ -26,6 +29,7 @@ use super::checkpointer::Checkpointer;
 use super::companions::Companions;
 use super::dirs;
 use super::disk::{self, CHUNK};
+use super::elements::storable;
 use super::layout::runs;
 use super::publish::SavedCheckpoint;
 use super::room::reserve;
@@ -83,15 +87,15 @@ pub fn beginning(
     let config = super::hf::flat(&config);
     let generation = companions.file("generation_config.json").and_then(|text| serde_json::from_slice(text).ok());
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    let mut keys = GgufKeys::default();
-    model::put(&mut keys, &name, spec, &config, &generation.unwrap_or(Value::Null), &tensors, kind);
-    tokenizer::put(&mut keys, spec, &config, companions)?;
+    let mut pairs = GgufKeys::default();
+    keys::put(&mut pairs, &name, spec, &config, &generation.unwrap_or(Value::Null), &tensors, kind);
+    tokenizer::put(&mut pairs, spec, &config, companions)?;
     let shape = [tensors.factors.len()];
     let factors = GgufEntry { name: FACTORS, shape: &shape, form: GgmlType::F32, offset: 0 };
-    let list =
-        tensors.list.iter().map(|t| GgufEntry { name: &t.name, shape: &t.shape, form: t.form, offset: t.offset });
+    let list = tensors.list.iter().filter(|t| t.expert.is_none_or(|expert| expert == 0));
+    let list = list.map(|t| GgufEntry { name: &t.name, shape: &t.shape, form: t.form, offset: t.offset });
     let entries: Vec<GgufEntry> = (shape[0] > 0).then_some(factors).into_iter().chain(list).collect();
-    let mut bytes = header(&keys, entries.into_iter());
+    let mut bytes = header(&pairs, entries.into_iter());
     let start = bytes.len() as u64;
     GgmlType::F32.encode(&tensors.factors, &mut bytes);
     Ok((bytes, start))
@@ -156,6 +160,7 @@ impl Checkpointer {
             let Some(tensor) = tensors.find(&segment.name) else { return Ok(()) };
             for (part, place) in segment.stretches(at..at + values.len()) {
                 let values = &mut values[part.start - at..part.end - at];
+                storable(&segment.name, values, tensor.form.name(), tensor.form.most())?;
                 let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
                 tensor.place(place, values, &mut scratch, &mut put)?;
             }

@@ -1,6 +1,6 @@
 //! An opened adapter, and what becomes of the weights that it changes. Never writes a weight: [`super::merge`] does in
 //! a store, and exports do in files.
-use super::adapter::{AdapterTensors, LowRank};
+use super::adapter::{AdapterTensors, Change, LowRank};
 use super::elements::widen;
 use super::layout::{FileTensor, Share};
 use super::source::{OpenedFiles, TensorSource};
@@ -52,6 +52,11 @@ impl Merging {
         Merged { adapters: self.products.len(), whole }
     }
 
+    /// A tensor that takes new values.
+    pub fn whole(&self) -> Option<&str> {
+        let new = |change: &Change| change.whole.is_some() || change.rows.is_some();
+        self.tensors.changes.iter().find(|(_, change)| new(change)).map(|(name, _)| &name[..])
+    }
     /// Whether the adapter changes this tensor.
     pub fn changes(&self, segment: &Segment) -> bool {
         self.tensors.changes.contains_key(&segment.name)

@@ -2,6 +2,7 @@
 //! Never decides what is written, and never creates a file.
 use super::checksum::checksum;
 use super::disk::{CHUNK, Disk, Writing};
+use super::elements::storable;
 use super::layout::{FilePlan, Share, runs};
 use crate::base::{Error, Result};
 use crate::optim::{Optimizer, StoredSlice};
@@ -34,6 +35,12 @@ impl ShardWriter {
         let tensor = &self.plan.tensors.list[index];
         let (file, wrote) = &mut self.files[tensor.file];
         *wrote = true;
+        let (dtype, most) = match tensor.dtype {
+            Dtype::F16 => ("fp16", f16::MAX.to_f32()),
+            Dtype::BF16 => ("bf16", bf16::MAX.to_f32()),
+            _ => ("fp32", f32::MAX),
+        };
+        storable(&tensor.name, values, dtype, most)?;
         let stretches = self.plan.tensors.stretches(index, at..at + values.len());
         let bytes = match tensor.dtype {
             Dtype::F32 => bytemuck::cast_slice(values),

@@ -454,6 +454,7 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
             let long = room + dropped[Drop::TooLong as usize] > 0;
             let more = if long { ". Increase `max_len`" } else { "" };
             match all {
+                0 if file.words() > 0 => too_short(corpus, file, max_len),
                 0 => no_rows(corpus),
                 _ if room == all => format!(
                     "`dataset` {what}: none of its {all} rows leaves room for a response within max_len {max_len}. \
@@ -466,11 +467,16 @@ fn nothing(corpus: &Corpus, file: &TokenFile, max_len: usize) -> Error {
             }
         }
         (_, 0) => format!("`dataset` {what}: no readable text in {skipped} files (binary or empty). Name {READ} files"),
-        _ => format!(
-            "`dataset` {what}: {} tokens are fewer than the {} needed for one row of max_len {max_len}. Add text or \
-             reduce `max_len`",
-            file.words(),
-            max_len + 1
-        ),
+        _ => too_short(corpus, file, max_len),
     })
+}
+
+fn too_short(corpus: &Corpus, file: &TokenFile, max_len: usize) -> String {
+    format!(
+        "`dataset` {}: {} tokens are fewer than the {} needed for one row of max_len {max_len}. Add text or reduce \
+         `max_len`",
+        corpus.what,
+        file.words(),
+        max_len + 1
+    )
 }

@@ -57,6 +57,7 @@ pub(super) fn present<'a>(row: &'a JsonRow, key: &str) -> Option<&'a Value> {
 pub(super) fn token_id(id: i64, bound: usize) -> RowResult<u32> {
     match u32::try_from(id) {
         Ok(id) if (id as usize) < bound => Ok(id),
+        Err(_) if id < 0 => Err(format!("has token id {id}: ids are 0 or more")),
         _ => Err(format!(
             "has token id {id}, but vocab_size is {bound}: tokenizer mismatch. Set vocab_size to the vocabulary size \
              of the tokenizer that produced these ids"

@@ -106,6 +106,19 @@ fn is_yaml_rows(start: &str) -> bool {
     shapes::is_known(&keys.collect())
 }
 
+/// Tags of rows of a data set.
+const ROW_TAGS: [&str; 9] = [
+    "<row>",
+    "<row ",
+    "<prompt>",
+    "<completion>",
+    "<question>",
+    "<answer>",
+    "<instruction>",
+    "<response>",
+    "<conversation",
+];
+
 /// Markup that is not what a corpus of text holds under this ending.
 pub(super) fn markup(ending: &str, head: &[u8]) -> Option<&'static str> {
     if head.starts_with(b"{\\rtf") {
@@ -120,6 +133,7 @@ pub(super) fn markup(ending: &str, head: &[u8]) -> Option<&'static str> {
     match ending {
         "txt" | "text" | "" if html => Some("an HTML page, as servers send instead of a file"),
         "txt" | "text" | "" if xml => Some("XML"),
+        "xml" if ROW_TAGS.iter().any(|tag| start.contains(tag)) => Some("rows in XML"),
         "json5" | "jsonc" | "hjson" => Some("JSON with a syntax of its own"),
         "txt" | "text" | "yaml" | "yml" | "" if is_yaml_rows(&start) => Some("a list of rows in YAML"),
         "md" if start.starts_with("---") => {

@@ -68,6 +68,15 @@ impl TokenizedRow {
     }
 }
 
+/// Where a text to learn comes from.
+#[derive(Clone, Copy, PartialEq)]
+enum TextKind {
+    /// From the row itself.
+    Plain,
+    /// From a template; `marked`: whose blocks say what has a loss.
+    Rendered { marked: bool },
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Kept,
@@ -359,7 +368,8 @@ impl Recipe {
                 Err(fault) => return Err(fault),
             },
         };
-        let first = self.learn(&all.text, &spans, false, out)?;
+        let rendered = TextKind::Rendered { marked: all.generated.is_some() };
+        let first = self.learn(&all.text, &spans, rendered, out)?;
         Ok(if all_last && first + 2 >= self.max_len { Outcome::Dropped(Drop::NoRoom) } else { Outcome::Kept })
     }
 
@@ -433,21 +443,26 @@ impl Recipe {
     /// the response begins.
     pub(super) fn render(&self, asked: &AnsweredPrompt, out: &mut TokenizedRow) -> RowResult<usize> {
         let whole = [&asked.prompt[..], &asked.response].concat();
-        self.learn(&whole, std::slice::from_ref(&(asked.prompt.len()..whole.len())), asked.plain, out)
+        let kind = if asked.plain { TextKind::Plain } else { TextKind::Rendered { marked: false } };
+        self.learn(&whole, std::slice::from_ref(&(asked.prompt.len()..whole.len())), kind, out)
     }
 
     /// Appends the tokens of `text` and of the end of text; those that overlap `spans` (of bytes, ascending) have a
-    /// loss. A span that reaches the end of `text` includes the end of text. Returns where the first loss is. `plain`:
-    /// no template has rendered the text.
-    fn learn(&self, text: &str, spans: &[Range<usize>], plain: bool, out: &mut TokenizedRow) -> RowResult<usize> {
-        let special = plain && self.format.begins_prompts();
+    /// loss. A span that reaches the end of `text` includes the end of text. Newlines at the end are dropped, unless a
+    /// template marks them. Returns where the first loss is.
+    fn learn(&self, text: &str, spans: &[Range<usize>], kind: TextKind, out: &mut TokenizedRow) -> RowResult<usize> {
+        let special = kind == TextKind::Plain && self.format.begins_prompts();
         let (_, spelling) = self.tokenizer.spellings();
-        let text = if special { text } else { text.trim_end_matches('\n') };
+        let trimmed = text.trim_end_matches('\n');
+        let marked = kind == (TextKind::Rendered { marked: true });
+        let marked = marked && spans.last().is_some_and(|span| span.end > trimmed.len());
+        let text = if special || marked { text } else { trimmed };
         let end = self.end()?;
-        let spelled = match spelling.is_empty() || text.ends_with(spelling) {
+        let spelled = match text.ends_with(spelling) || marked && trimmed.ends_with(spelling) {
             true => Cow::Borrowed(text),
-            false => Cow::Owned([text, if special { "" } else { " " }, spelling].concat()),
+            false => Cow::Owned([text, if special || marked { "" } else { " " }, spelling].concat()),
         };
+        let ends = spelled.ends_with(spelling);
         if special {
             out.ids.extend_from_slice(self.tokenizer.before(text));
             out.labels.resize(out.ids.len(), IGNORE);
@@ -459,7 +474,7 @@ impl Recipe {
         if spelling.is_empty() {
             out.ids.push(end); // byte tokenizer: the end of text has no spelling
             places.push(text.len()..text.len() + 1);
-        } else if let Some(last) = out.ids.last_mut() {
+        } else if let Some(last) = out.ids.last_mut().filter(|_| ends) {
             *last = end;
         }
         let mut spans = spans.iter().map(|span| span.start..if span.end >= text.len() { usize::MAX } else { span.end });

@@ -9,7 +9,7 @@
 //! ([`alpaca_prompt`]), which has no place for `system` and `history`. `{"prompt", "completion"}` is TRL's. A list of
 //! texts (LIMA, UltraChat) is of user and assistant in turn, and one of `{"system", "input", "output"}` (XTuner,
 //! Capybara) has both in each.
-use super::fields::{JsonRow, RowResult, array, field, kind, list, present, string};
+use super::fields::{FOREIGN, JsonRow, RowResult, field, kind, list, number_in, present, string};
 use super::message::message;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -218,8 +218,10 @@ fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
     Ok(match field(row, key)? {
         text if let Some(list) = written(text) => list,
         text @ Value::String(_) => said(text),
-        message @ Value::Object(_) => vec![message.clone()],
-        list => match &array(list, key)?[..] {
+        message @ Value::Object(fields) if number_in(fields).is_none() && !fields.contains_key(FOREIGN) => {
+            vec![message.clone()]
+        }
+        Value::Array(list) => match &list[..] {
             // What follows a prompt does not begin with the user's turn.
             texts if role == "assistant" && texts.iter().any(Value::is_string) => match texts {
                 [text] => said(text),
@@ -230,6 +232,7 @@ fn spoken(row: &JsonRow, key: &str, role: &str) -> RowResult<Vec<Value>> {
             },
             messages => messages.to_vec(),
         },
+        other => return Err(format!("has {} as {key}; a string or a list of messages is expected", kind(other))),
     })
 }
 

@@ -69,6 +69,8 @@ pub enum ModelNeed {
     Weights,
     /// Its config and its tokenizer.
     Config,
+    /// Its config alone.
+    Shapes,
 }
 
 /// What a name stands for.

@@ -58,7 +58,12 @@ impl HubReader {
             return Ok(HubFiles { path: file, name: HubName { path: Some(path), split: None, ..pinned } });
         }
         let is_adapter = listing.has(model::ADAPTER);
-        let mut wanted = model::described(&listing.files);
+        let mut wanted = match need {
+            ModelNeed::Shapes => {
+                [model::CONFIG].iter().filter(|file| listing.has(file)).map(|f| f.to_string()).collect()
+            }
+            ModelNeed::Config | ModelNeed::Weights => model::described(&listing.files),
+        };
         if need == ModelNeed::Weights {
             match model::weights(&listing.files) {
                 Ok(_) if !listing.has(model::CONFIG) && !is_adapter => {

@@ -45,6 +45,8 @@ pub struct Schedule {
     pub peak: f64,
     pub rise: Warmup,
     pub warmup: u64,
+    /// The last steps of the run, which decay; those before stay at the peak. None: all steps after warmup decay.
+    pub decay: Option<u64>,
     /// Total steps of the run, warmup included.
     pub total: u64,
 }
@@ -59,7 +61,9 @@ impl Schedule {
                 Warmup::Log => (self.peak * s.ln() / w.max(2.0).ln()) as f32,
             };
         }
-        let (done, span) = (step - 1 - self.warmup, self.total.saturating_sub(self.warmup));
+        let span = self.total.saturating_sub(self.warmup);
+        let span = self.decay.map_or(span, |decay| decay.min(span));
+        let done = (step - 1).saturating_sub(self.total.max(self.warmup) - span);
         let p = if done < span { done as f64 / span as f64 } else { 1.0 };
         let cosine = 0.5 * (1.0 + (PI * p).cos());
         let fraction = match self.shape {
@@ -77,7 +81,7 @@ mod tests {
     use super::*;
 
     fn lrs(shape: DecayShape, warmup: u64, total: u64, steps: &[u64]) -> Vec<f32> {
-        let schedule = Schedule { shape, peak: 1.0, rise: Warmup::Linear, warmup, total };
+        let schedule = Schedule { shape, peak: 1.0, rise: Warmup::Linear, warmup, decay: None, total };
         steps.iter().map(|&s| schedule.lr(s)).collect()
     }
 
@@ -111,7 +115,8 @@ mod tests {
     #[test]
     fn logarithmic_warmup_starts_at_0_and_ends_at_the_peak() {
         let lrs = |warmup: u64, steps: &[u64]| -> Vec<f32> {
-            let schedule = Schedule { shape: DecayShape::Constant, peak: 0.5, rise: Warmup::Log, warmup, total: 20 };
+            let (shape, rise) = (DecayShape::Constant, Warmup::Log);
+            let schedule = Schedule { shape, peak: 0.5, rise, warmup, decay: None, total: 20 };
             steps.iter().map(|&s| schedule.lr(s)).collect()
         };
         // The 4th of 16 steps is half way: 2 of 4 doublings.
@@ -120,10 +125,25 @@ mod tests {
         assert_eq!(lrs(0, &[1]), [0.5]);
     }
 
+    /// As get_wsd_schedule of transformers has it: warmup, then the peak, then the decay.
+    #[test]
+    fn the_last_steps_alone_may_decay() {
+        let lrs = |shape, decay, steps: &[u64]| -> Vec<f32> {
+            let schedule =
+                Schedule { shape, peak: 1.0, rise: Warmup::Linear, warmup: 2, decay: Some(decay), total: 10 };
+            steps.iter().map(|&s| schedule.lr(s)).collect()
+        };
+        let steps = [1, 2, 3, 6, 7, 8, 9, 10, 11];
+        assert_eq!(lrs(DecayShape::Linear, 4, &steps), [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]);
+        assert_eq!(lrs(DecayShape::CosineWithMin(0.25), 4, &[6, 7, 9, 11]), [1.0, 1.0, 0.625, 0.25]);
+        // Warmup is never cut.
+        assert_eq!(lrs(DecayShape::Linear, 99, &[1, 2, 3, 7, 11]), [0.5, 1.0, 1.0, 0.5, 0.0]);
+    }
+
     #[test]
     fn the_peak_scales_it() {
         let shape = DecayShape::CosineWithMin(DecayShape::MIN_RATIO);
-        let schedule = Schedule { shape, peak: 3e-4, rise: Warmup::Linear, warmup: 0, total: 10 };
+        let schedule = Schedule { shape, peak: 3e-4, rise: Warmup::Linear, warmup: 0, decay: None, total: 10 };
         assert_eq!(schedule.lr(1), 3e-4);
         assert_eq!(schedule.lr(11), (3e-4 * DecayShape::MIN_RATIO) as f32);
     }

@@ -1,6 +1,6 @@
 //! `--lora-merge` and `--export`: writes the model of `--pretrain` to `--save-hf` and `--save-gguf`, with an adapter
-//! merged into it or as it is. Every rank reads, merges and writes the weights that it owns. Never trains, and reads no
-//! data.
+//! merged into it or as it is; an adapter alone to `--save-gguf`. Every rank reads, merges and writes the weights that it
+//! owns. Never trains, and reads no data.
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer};
 use crate::comm::env::RankEnv;
@@ -139,8 +139,34 @@ fn sources(s: &Settings) -> Result<(PathBuf, Option<PathBuf>)> {
     }
 }
 
+/// Writes an adapter alone to its file; the base model's config tells its shapes.
+fn alone(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
+    if !launch::is_first(launched) {
+        return Ok(());
+    }
+    let mut write = || -> Result<_> {
+        let (Some(adapter), Some(file)) = (s.lora.merge.clone(), s.checkpoint.save_gguf.clone()) else {
+            return Err(Error::input("--export of an adapter needs a place for it: add --save-gguf FILE"));
+        };
+        check::outputs(&s)?;
+        let kind = save::gguf_type(&s.checkpoint);
+        let model = ModelPlan::without_data(&mut s)?;
+        let decoder = Decoder::new(model.spec.clone())?;
+        let bytes = ckpt::gguf::save_adapter(&adapter, &model.spec, decoder.layouts(), kind, &file)?;
+        Ok((file, bytes))
+    };
+    let (file, bytes) = write().map_err(Error::before_start)?;
+    let log = RunLog::open(&s.watch, launched).map_err(Error::before_start)?;
+    log.notes(&s.notes);
+    log.info(format_args!("export  {}  {}", report::mib(bytes), file.display()));
+    Ok(())
+}
+
 /// Writes the model, on all ranks of this host or in this process's.
 pub fn main(settings: Settings, launched: Option<&RankEnv>) -> Result<()> {
+    if settings.lora.is_alone {
+        return alone(settings, launched);
+    }
     let job = RankJob::Convert(Box::new(settings.clone()));
     let conversion = Conversion::new(settings, launched).map_err(Error::before_start)?;
     let Conversion { settings, ranks, planned, .. } = &conversion;

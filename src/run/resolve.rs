@@ -151,6 +151,13 @@ fn of_directories(s: &mut Settings) -> Result<()> {
 /// Without a model an adapter, the newest of several checkpoints, is merged into, or trained on, the base model that it
 /// names.
 fn base_of_adapter(s: &mut Settings) -> Result<()> {
+    let c = &s.checkpoint;
+    if let (Some(true), None, Some(path), true) = (c.export, &s.lora.merge, &s.model.pretrain, c.save_hf.is_none()) {
+        let dir = ckpt::of_model(path)?;
+        if dir.join(ckpt::adapter::FILE).exists() && ckpt::is_model(&dir).is_err() {
+            (s.lora.merge, s.lora.is_alone, s.model.pretrain) = (Some(dir), true, None);
+        }
+    }
     for path in [&mut s.lora.merge, &mut s.lora.adapter].into_iter().flatten() {
         *path = ckpt::of_model(path)?;
     }
@@ -269,12 +276,13 @@ fn is_file(text: &str) -> bool {
 const FILES: [&str; 11] =
     [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".npy", ".txt", ".gz", ".zst", ".gguf", ".safetensors"];
 
-/// For `experiments plan`, which reads a model's config only.
+/// For `experiments plan`, which reads a model's config, and its tokenizer if prompts are to be counted.
 pub fn config(s: &mut Settings) -> Result<()> {
+    let need = if s.run.sample_prompts.is_some() { ModelNeed::Config } else { ModelNeed::Shapes };
     whole_names(s)?;
     let given = s.model.pretrain.as_ref().and_then(|path| path.to_str()).filter(|text| is_model(text));
     if let Some((text, name)) = given.and_then(|text| Some((text.to_string(), HubName::model(text)?))) {
-        let found = HubReader::new(options(s))?.model(&name, ModelNeed::Config);
+        let found = HubReader::new(options(s))?.model(&name, need);
         s.model.pretrain = Some(found.map_err(|e| in_setting("pretrain", &text, e))?.path);
     }
     from_disk(s)
@@ -333,7 +341,9 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
         Ok::<PathBuf, Error>(files)
     };
     for (setting, text) in models(s).iter().filter(|(_, text)| is_model(text)) {
-        let need = if samples || *setting == "tokenizer" { ModelNeed::Config } else { ModelNeed::Weights };
+        names.without_weights |= files.print_config && *setting != "tokenizer";
+        let config = samples || files.print_config || *setting == "tokenizer";
+        let need = if config { ModelNeed::Config } else { ModelNeed::Weights };
         let Some(name) = HubName::model(text) else { continue };
         let dir = found(setting, text, hub.model(&name, need))?;
         let base = ckpt::adapter::base(&dir).filter(|_| setting.starts_with("lora_") && s.model.pretrain.is_none());

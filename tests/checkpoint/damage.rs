@@ -9,7 +9,8 @@ use flatshard::ckpt::{self, Checkpointer, Resume};
 use flatshard::nn::{Decoder, Init, Layout, Spec};
 use flatshard::optim::Rule;
 use flatshard::store::{Shard, Store};
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -196,30 +197,70 @@ fn a_checkpoint_of_another_model_or_optimizer_is_refused() {
 
 /// Non-finite weights and moments: all ranks report the same, whoever holds them; in 16-bit files too. If there is also
 /// damage, damage is reported first, so that an older checkpoint is used.
+/// A tensor's checksum in trainer_state.json: the sum of a product's folded halves for each element and its index.
+fn checksum(bytes: &[u8]) -> u64 {
+    let of = |(i, element): (usize, &[u8; 4])| {
+        let key = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(u32::from_le_bytes(*element));
+        let product = u128::from(key) * 0xbf58_476d_1ce4_e5b9;
+        product as u64 ^ (product >> 64) as u64
+    };
+    bytes.as_chunks::<4>().0.iter().enumerate().map(of).fold(0, u64::wrapping_add)
+}
+
+/// Sets elements of a saved tensor, with the checksums that a program would write next to them.
+fn plant(dir: &Path, tensor: &str, strange: impl Fn(usize) -> Option<f32>) {
+    let holds = |path: &PathBuf| {
+        let bytes = fs::read(path).unwrap();
+        path.extension().is_some_and(|e| e == "safetensors")
+            && SafeTensors::deserialize(&bytes).unwrap().tensor(tensor).is_ok()
+    };
+    let (path, state) =
+        (listed(dir).iter().map(|name| dir.join(name)).find(holds).unwrap(), dir.join("trainer_state.json"));
+    let bytes = fs::read(&path).unwrap();
+    let mut changed = bytes.clone();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let view = tensors.tensor(tensor).unwrap();
+    let (at, len) = (view.data().as_ptr() as usize - bytes.as_ptr() as usize, view.data().len());
+    let size = view.dtype().bitsize() / 8;
+    for (i, value) in (0..len / size).filter_map(|i| Some((i, strange(i)?))) {
+        let narrow = match view.dtype() {
+            Dtype::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+            Dtype::BF16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+            _ => value.to_le_bytes().to_vec(),
+        };
+        changed[at + i * size..][..size].copy_from_slice(&narrow);
+    }
+    fs::write(&path, &changed).unwrap();
+    let Ok(text) = fs::read(&state) else { return };
+    let mut map: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+    map.shift_remove("checksum");
+    let sums = &mut map["checksums"]["tensors"];
+    assert!(sums[tensor].is_string(), "{sums}");
+    sums[tensor] = format!("{:016x}", checksum(&changed[at..at + len])).into();
+    let own = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(Value::Object(map.clone()).to_string().as_bytes()));
+    map.insert("checksum".into(), own.into());
+    fs::write(state, Value::Object(map).to_string()).unwrap();
+}
+
+/// Of checkpoints of earlier versions, and of models of others: what a run has lost is not saved.
 #[test]
 fn non_finite_values_are_counted_over_all_ranks() {
     let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
-    let plant = |held: &mut KnownState| {
-        let dev = held.dev.clone();
-        held.each(&mut |group, tensor, at, to| {
-            let planted = ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight"].contains(&tensor);
-            let of_moment = group == "exp_avg_sq" && tensor == "model.norm.weight";
-            let every = |i: usize| (planted && group.is_empty() && i % 7 == 3) || (of_moment && i == 4);
-            let strange = |i: usize| if i.is_multiple_of(2) { f32::NAN } else { f32::NEG_INFINITY };
-            let value = |i: usize| if every(i) { strange(i) } else { value(group, tensor, i) };
-            let values: Vec<f32> = (at..at + to.len()).map(value).collect();
-            dev.upload(bytemuck::cast_slice(&values), to)
-        })
-    };
     let (ckpt, half) = (dir.path().join("step-00000001"), [ckpt::Dtype::BF16, ckpt::Dtype::F16]);
     ranks(2, |rank| {
         let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, 40_000)?.fill()?;
-        plant(&mut held)?;
         held.ckpt.save(dir.path(), 1, &mut *held.store, &mut held.optimizer, &state(1))?;
         half.iter().try_for_each(|&dtype| {
             held.ckpt.save_hf(&dir.path().join(format!("{dtype:?}")), dtype, &mut *held.store).map(drop)
         })
     });
+    let strange = |i: usize| (i % 7 == 3).then_some(if i.is_multiple_of(2) { f32::NAN } else { f32::NEG_INFINITY });
+    for from in [&ckpt, &dir.path().join("BF16"), &dir.path().join("F16")] {
+        for tensor in ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight"] {
+            plant(from, tensor, strange);
+        }
+    }
+    plant(&ckpt, "exp_avg_sq.model.norm.weight", |i| (i == 4).then_some(f32::NAN));
     let count = (61 * 20usize - 3).div_ceil(7);
     let says = |more: &str| {
         format!("tensor model.embed_tokens.weight has non-finite values (NaN or infinity): {count} of 1220 {more}")
@@ -255,6 +296,33 @@ fn non_finite_values_are_counted_over_all_ranks() {
     for (result, _) in load(2, &spec, ADAMW, &ckpt) {
         assert!(matches!(result, Err(Error::Damaged(_))), "{result:?}");
     }
+}
+
+/// On one rank a weight is not finite: all fail, name the tensor, and nothing is there.
+#[test]
+fn lost_weights_are_not_saved() {
+    let (dir, spec) = (tempfile::tempdir().unwrap(), llama());
+    let errors = ranks(2, |rank| {
+        let mut held = KnownState::new(&rank, &spec, &*plain(), ADAMW, 40_000)?.fill()?;
+        let dev = held.dev.clone();
+        held.each(&mut |group, tensor, at, to| {
+            let lost = |i: usize| group.is_empty() && tensor == "model.layers.1.mlp.up_proj.weight" && i == 7;
+            let value = |i: usize| if lost(i) { f32::INFINITY } else { value(group, tensor, i) };
+            let values: Vec<f32> = (at..at + to.len()).map(value).collect();
+            dev.upload(bytemuck::cast_slice(&values), to)
+        })?;
+        let saved = held.ckpt.save(dir.path(), 1, &mut *held.store, &mut held.optimizer, &state(1));
+        let exported = held.ckpt.save_hf(&dir.path().join("hf"), ckpt::Dtype::BF16, &mut *held.store);
+        Ok([saved.unwrap_err(), exported.unwrap_err()])
+    });
+    let says = [
+        "rank 1 could not write its part of the checkpoint",
+        "tensor model.layers.1.mlp.up_proj.weight has the value inf: the model is lost, and is not saved",
+    ];
+    for (errors, says) in errors.iter().zip(says) {
+        errors.iter().for_each(|error| assert!(error.to_string().contains(says), "{error}"));
+    }
+    assert!(listed(dir.path()).is_empty(), "{:?}", listed(dir.path()));
 }
 
 /// Fails halfway through the store's shards on one rank, as a device or disk might.

@@ -1,5 +1,6 @@
 //! `--save-gguf`: the bytes of llama.cpp's own converter for each family and type, whatever the mesh; and what is
 //! refused. `tests/golden/gguf_files.py` made the golden values, and runs the files in llama.cpp.
+use crate::common::binaries::FLATSHARD;
 use crate::common::runs::{Dir, FSDP};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
@@ -8,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-pub const CASES: [&str; 6] = ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"];
+pub const CASES: [&str; 10] =
+    ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
 pub const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
 
 pub fn tests() -> PathBuf {
@@ -50,11 +52,13 @@ pub fn write(name: &str, case: &Value, dir: &Path) {
     if pieces {
         fs::copy(tests().join("golden/gguf_files/tokenizer.model"), dir.join("tokenizer.model")).unwrap();
     }
-    let tensors: Vec<(String, Vec<usize>)> = serde_json::from_value(case["tensors"].clone()).unwrap();
-    let gemma = name.starts_with("gemma");
+    write_tensors(&case["tensors"], name.starts_with("gemma"), &dir.join("model.safetensors"));
+}
+fn write_tensors(tensors: &Value, gemma: bool, file: &Path) {
+    let tensors: Vec<(String, Vec<usize>)> = serde_json::from_value(tensors.clone()).unwrap();
     let data: Vec<_> = tensors.iter().enumerate().map(|(i, (n, s))| weights(i, n, s.iter().product(), gemma)).collect();
     let views = tensors.iter().zip(&data).map(|((n, s), d)| (n, TensorView::new(Dtype::F32, s.clone(), d).unwrap()));
-    fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
 /// One step that changes nothing, then the export.
@@ -101,6 +105,39 @@ fn files_are_those_of_llama_cpps_converter() {
     }
 }
 
+/// Offsets count from the first tensor: the converter makes a name of the directory's.
+#[test]
+fn adapters_alone_are_those_of_llama_cpps_converter() {
+    let dir = Dir::new();
+    for name in CASES {
+        let case = case(name);
+        write(name, &case, &dir.path(name));
+        let (base, adapter) = (dir.path(name), dir.path("adapter"));
+        fs::create_dir_all(&adapter).unwrap();
+        let mut config = case["adapter"]["config"].clone();
+        config["base_model_name_or_path"] = json!(base);
+        fs::write(adapter.join("adapter_config.json"), config.to_string()).unwrap();
+        write_tensors(&case["adapter"]["tensors"], false, &adapter.join("adapter_model.safetensors"));
+        let out = dir.path(&format!("{name}.gguf"));
+        let mut export = Command::new(FLATSHARD);
+        let ended = export.arg("export").arg(&adapter).arg("--save-gguf").arg(&out).output().unwrap();
+        assert!(ended.status.success(), "{name}: {}", String::from_utf8_lossy(&ended.stderr));
+        let found = fs::read(&out).unwrap();
+        let parts = case["adapter"]["parts"].as_array().unwrap();
+        let place = |part: &Value| (part[1].as_u64().unwrap() as usize, part[2].as_u64().unwrap() as usize);
+        let end = parts.iter().map(place).map(|(at, len)| (at + len).next_multiple_of(32)).max().unwrap();
+        let (header, tensors) = found.split_at(found.len() - end);
+        for part in parts {
+            let ((at, len), tensor) = (place(part), part[0].as_str().unwrap());
+            let hex: String =
+                Sha256::digest(&tensors[at..at + len]).iter().take(8).map(|b| format!("{b:02x}")).collect();
+            assert_eq!(part[3], hex, "{name}: {tensor} is not as the converter has it");
+            assert!(header.windows(tensor.len()).any(|window| window == tensor.as_bytes()), "{name}: no {tensor}");
+        }
+        fs::remove_dir_all(&adapter).unwrap();
+    }
+}
+
 /// Of a vision-language model, the converter writes the text model.
 #[test]
 fn a_vision_language_model_exports_its_text_model() {
@@ -127,15 +164,18 @@ fn the_file_does_not_depend_on_the_mesh() {
     for (name, meshes) in [
         ("llama3", &["--nproc-per-node 3", "--nproc-per-node 4 --tp-size 2", "--nproc-per-node 2 --strategy ddp"][..]),
         ("gemma2", &["--nproc-per-node 2 --tp-size 2"][..]),
+        ("qwen3_moe", &["--nproc-per-node 2 --tp-size 2", "--nproc-per-node 4 --ep-size 2", "--nproc-per-node 3"]),
     ] {
         let case = case(name);
         write(name, &case, &dir.path(name));
         for mesh in meshes {
             for kind in ["f16", "q8_0"] {
-                // Of gemma2's 96 columns each rank has 48, which are no whole blocks.
-                if (name, kind) == ("gemma2", "q8_0") {
+                // Of gemma2's 96 columns each rank has 48, which are no whole blocks, and 16 of an expert's 32.
+                let cut = [("gemma2", "96 columns"), ("qwen3_moe", "32 columns")];
+                let cut = cut.iter().find(|(of, _)| (*of, kind) == (name, "q8_0") && mesh.contains("--tp-size"));
+                if let Some((_, columns)) = cut {
                     let args = format!("--pretrain {name} --gguf-type {kind} {mesh} --save-gguf refused.gguf");
-                    refused(dir.0.path(), &args, &["--tp-size 2", "96 columns", "--gguf-type f16"]);
+                    refused(dir.0.path(), &args, &["--tp-size 2", columns, "--gguf-type f16"]);
                     assert!(!dir.path("refused.gguf").exists());
                     continue;
                 }

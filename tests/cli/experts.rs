@@ -308,7 +308,6 @@ fn what_experts_do_not_support_is_refused() {
         assert!(code == 2 && text.contains(part) && text.lines().count() == 1, "{args}: {code}: {text}");
     };
     for (more, part) in [
-        ("--save-gguf out.gguf", "mixtures of experts"),
         ("--lora-rank 2 --lora-target-modules q_proj gate", "target_modules names gate, a router"),
         ("--lora-rank 2 --lora-target-modules all-linear --lora-dropout 0.1", "dropout 0.1 with adapters of experts"),
         ("--lora-rank 2 --load-in-4bit", "load_in_4bit: models with experts are not supported"),

@@ -2,6 +2,8 @@
 //! `--max-bad-steps` of them in a row end the run. A model with non-finite weights is not trained, and an unchanged one
 //! is not saved.
 
+use crate::common::binaries::FLATSHARD;
+use crate::common::programs::unlaunched;
 use crate::common::runs::*;
 use flatshard::optim::{DecayShape, Schedule, Warmup};
 use safetensors::SafeTensors;
@@ -62,7 +64,8 @@ fn all_ranks_skip_and_count_a_bad_step_and_too_many_in_a_row_end_the_run() {
     let skipped: Vec<u64> = steps.iter().map(|s| s["skipped_steps"].as_u64().unwrap()).collect();
     assert_eq!(skipped, [0, 0, 1, 1, 2, 2, 2, 2]);
     // The schedule advances in skipped steps, as docs/differences.md says.
-    let schedule = Schedule { shape: DecayShape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, total: 8 };
+    let schedule =
+        Schedule { shape: DecayShape::Cosine, peak: 0.01, rise: Warmup::Linear, warmup: 2, decay: None, total: 8 };
     let lrs: Vec<f32> = steps.iter().map(|s| s["lr"].as_f64().unwrap() as f32).collect();
     assert_eq!(lrs, (1..=8).map(|step| schedule.lr(step)).collect::<Vec<f32>>());
     assert!(ended.stderr.contains("step 3: the gradient is not finite; the update was skipped"), "{}", ended.stderr);
@@ -160,4 +163,79 @@ fn a_run_whose_every_step_was_skipped_fails_and_saves_nothing() {
         let there: Vec<_> = fs::read_dir(dir.path("ckpt")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(there.iter().all(|name| name == "comm_traces") && !dir.path("hf").exists(), "{there:?}");
     }
+}
+
+/// A step whose loss is finite and after which weights are not: the save after it ends the run, and what was kept before
+/// is whole.
+#[test]
+fn lost_weights_are_not_saved_and_do_not_take_the_place_of_good_ones() {
+    let dir = Dir::new();
+    let (ckpt, hf) = (dir.arg("ckpt"), dir.arg("hf"));
+    // The first step has a learning rate of 0; the second subtracts an infinity.
+    let lost = ["--weight-decay", "3e38", "--lr", "1e3", "--warmup-type", "log", "--warmup-steps", "4"];
+    for more in ["--no-async-save", "--async-save"] {
+        let dir_args = ["--max-steps", "9", "--save-every", "1", "--keep", "1", "--ckpt-dir", &ckpt, "--save-hf", &hf];
+        let ended = Run::start(FSDP, &[&lost[..], &dir_args, &["--no-eval", more]].concat()).end();
+        assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+        let says = [": tensor ", " has the value ", ": the model is lost, and is not saved. Lower --lr"];
+        assert!(says.iter().all(|says| ended.stderr.contains(says)), "{}", ended.stderr);
+        assert!(!dir.path("hf").exists());
+        good(FSDP, &["--resume", &ckpt, "--weight-decay", "0", "--max-steps", "3", "--no-eval"]);
+        fs::remove_dir_all(dir.path("ckpt")).unwrap();
+    }
+}
+
+/// Weights that are finite and too large for any finite loss. An evaluation proves that the model is lost: then nothing
+/// is saved. Without one, it is saved. The run fails either way.
+#[test]
+fn a_run_whose_last_steps_were_not_finite_fails() {
+    let dir = Dir::new();
+    let (ckpt, hf) = (dir.arg("ckpt"), dir.arg("hf"));
+    let lost = ["--lr", "1e20", "--warmup-steps", "0", "--lr-scheduler", "constant", "--max-steps", "4"];
+    let places = ["--ckpt-dir", &ckpt, "--save-every", "1", "--save-hf", &hf];
+    let run = |more: &str| Run::start(FSDP, &[&lost[..], &places, &[more]].concat()).end();
+    let checkpoints = || {
+        fs::read_dir(dir.path("ckpt"))
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("step-"))
+            .count()
+    };
+    let skipped = "step 4: the last 3 steps were skipped because their gradients were not finite";
+    let ended = run("--eval");
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    let says = format!("{skipped}, and the loss of the last evaluation is NaN: the model is not saved. Lower --lr");
+    assert!(ended.stderr.contains(&says), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no checkpoint after step 2: the gradient of this step is not finite"));
+    assert!(!dir.path("hf").exists());
+    assert_eq!(checkpoints(), 1);
+    fs::remove_dir_all(dir.path("ckpt")).unwrap();
+
+    let ended = run("--no-eval");
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains(&format!("{skipped}: the model may be lost, and was saved.")), "{}", ended.stderr);
+    assert!(dir.path("hf").exists());
+    assert_eq!(checkpoints(), 2);
+}
+
+/// The largest number of fp16 is 65,504.
+#[test]
+fn weights_beyond_the_type_of_a_file_are_not_exported() {
+    let dir = Dir::new();
+    let (hf, out, gguf) = (dir.arg("hf"), dir.arg("out"), dir.arg("out.gguf"));
+    good(FSDP, &["--max-steps", "1", "--no-sample", "--save-hf", &hf]);
+    poison_row(&dir.path("hf"), &["q_proj.weight"], 3, [7e4, 0.0]);
+    let says = "q_proj.weight has the weight 7e4, and the largest of";
+    for (args, dtype) in [
+        (["--save-hf", &out, "--save-dtype", "fp16"], "fp16 is 6.5504e4"),
+        (["--save-gguf", &gguf, "--gguf-type", "f16"], "f16 is 6.5504e4"),
+    ] {
+        let ended = unlaunched(FLATSHARD).args(["export", &hf]).args(args).output().unwrap();
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{text}");
+        assert!(text.contains(&format!("{says} {dtype}")), "{text}");
+        assert!(!dir.path("out").exists() && !dir.path("out.gguf").exists());
+    }
+    let whole =
+        unlaunched(FLATSHARD).args(["export", &hf, "--save-hf", &out, "--save-dtype", "bf16"]).output().unwrap();
+    assert!(whole.status.success(), "{whole:?}");
 }

@@ -1,5 +1,6 @@
 //! Warmup as a fraction of the run: its number of steps, which layer of settings decides, and what a resumed run keeps.
-use crate::common::runs::{Dir, FSDP, unlaunched};
+//! And a decay in the last steps alone.
+use crate::common::runs::{Dir, FSDP, events, good, unlaunched};
 use serde_json::Value;
 use std::fs;
 
@@ -89,4 +90,37 @@ fn extending_a_run_with_the_same_ratio_does_not_warm_up_again() {
     // Another ratio is another schedule.
     run(&["--warmup-ratio", "1", "--max-steps", "10", "--resume", "auto"]);
     assert_eq!(rates()[8..], [0.9, 1.0], "{:?}", rates());
+}
+
+/// Warmup, the peak, and the decay of get_wsd_schedule of transformers: its numbers of such a run.
+#[test]
+fn the_decay_may_be_the_last_steps_alone() {
+    let dir = Dir::new();
+    for (decay, last) in [("0.25", 2), ("2", 2), ("4", 4)] {
+        let metrics = dir.arg("m.jsonl");
+        let args =
+            ["--max-steps", "8", "--lr-scheduler", "linear", "--lr-decay-steps", decay, "--metrics-path", &metrics];
+        let said = good(FSDP, &args);
+        assert!(said.stderr.contains(&format!("linear in the last {last} steps, warmup 2")), "{}", said.stderr);
+        let lrs = events(&dir.path("m.jsonl"), "step").iter().map(|s| s["lr"].as_f64().unwrap()).collect::<Vec<_>>();
+        let expected = (0..8i32).map(|step| match step {
+            0 => 0.005,
+            step if step <= 8 - last => 0.01,
+            step => 0.01 * f64::from(8 - step) / f64::from(last),
+        });
+        assert!(lrs.iter().zip(expected).all(|(lr, expected)| (lr - expected).abs() < 1e-8), "{decay}: {lrs:?}");
+        fs::remove_file(metrics).unwrap();
+    }
+    for (args, says) in [
+        (
+            ["--lr-decay-steps", "epoch", "--lr-scheduler", "linear"],
+            "lr_decay_steps is \"epoch\": it must be a number of",
+        ),
+        (["--lr-decay-steps", "0", "--lr-scheduler", "linear"], "lr_decay_steps is 0: it must be a number of steps"),
+        (["--lr-decay-steps", "4", "--lr-scheduler", "constant"], "a constant learning rate does not decay"),
+    ] {
+        let out = unlaunched(FSDP).args(["--dataset", "synthetic", "--print-config"]).args(args).output().unwrap();
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert!(out.status.code() == Some(2) && text.contains(says), "{text}");
+    }
 }

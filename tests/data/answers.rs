@@ -247,6 +247,14 @@ fn generation_blocks_say_what_has_a_loss() {
     let head = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<a>{{ m.content }}.{% endgeneration %}\
                 {% else %}<q>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
     assert_eq!(seen(format(head), &two).1, ["<a>d."]);
+    // As transformers' mask has it, newlines that a block ends with are a part of it, after the last answer too.
+    for newlines in ["\\n", "\\n\\n"] {
+        let tail = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|end|>N' \
+                    }}{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+        let end = newlines.replace("\\n", "\n");
+        let [b, d] = ["b", "d"].map(|text| format!("{text}<|end|>{end}"));
+        assert_eq!(seen(turns(&tail.replace('N', newlines)), &two).1, [b, d]);
+    }
     // Tags in a comment are none.
     assert_eq!(seen(turns(&format!("{{# {{% generation %}} #}}{TOOLS}")), &two).1.len(), 2);
     // Switches of messages come first.

@@ -229,6 +229,7 @@ fn data_under_the_name_of_text_is_trained_on_only_if_asked_to() {
         ("train.txt", "<!DOCTYPE html>\n<html>404</html>\n", "an HTML page"),
         ("drawing.txt", "<svg width='9'></svg>\n", "XML"),
         ("feed.txt", "<?xml version='1.0'?>\n<rss/>\n", "XML"),
+        ("rows.xml", "<data><row><prompt>q</prompt><completion>a</completion></row></data>\n", "rows in XML"),
         ("rows.json5", "[{q: 'a'}, // first\n{q: 'b'}]", "a syntax of its own"),
         ("rows.yml", "- instruction: add\n  output: two\n", "a list of rows in YAML"),
         ("README.md", "---\nconfigs:\n- split: train\n---\nrows", "the card of a data set"),

@@ -1,6 +1,7 @@
 """GGUF files as llama.cpp's own converter makes them, for tests/checkpoint/gguf.rs.
 
-    python gguf_files.py make LLAMA_CPP            writes gguf_files/NAME.json: what convert_hf_to_gguf.py of this checkout makes of each case
+    python gguf_files.py make LLAMA_CPP            writes gguf_files/NAME.json: what convert_hf_to_gguf.py of this checkout makes of each case,
+                                             and convert_lora_to_gguf.py of an adapter of it
     python gguf_files.py check RUN_FSDP [LLAMA_CPP]   exports each case and reads it with the gguf package; with a checkout, compares
                                              whole files; with the xllamacpp package, greedy tokens
 
@@ -13,6 +14,7 @@ published ones: `PRE` says what ours are called. The model's name is given to bo
 
 import hashlib
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -57,6 +59,19 @@ CASES = {
                               rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling=dict(rope_type="linear", factor=8.0),
                               attn_logit_softcapping=None, final_logit_softcapping=None)),
 }
+# A matrix of all experts is one tensor; ten and more of them are in another order by name than by number.
+MOE = dict(COMMON, **IDS, vocab_size=384, hidden_act="silu", rope_theta=1000000.0, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False)
+QWEN_MOE = dict(MOE, moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[])
+del MOE["head_dim"]
+CASES |= {
+    "mixtral": ("pieces", dict(COMMON, **PIECES, architectures=["MixtralForCausalLM"], model_type="mixtral", vocab_size=432, hidden_act="silu",
+                               rope_theta=10000.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
+    "qwen2_moe": ("qwen2", {k: v for k, v in dict(QWEN_MOE, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", use_sliding_window=False,
+                                                  shared_expert_intermediate_size=64).items() if k != "head_dim"}),
+    "qwen3_moe": ("qwen2", dict(QWEN_MOE, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=32, num_experts=12,
+                                norm_topk_prob=True, attention_bias=False, use_sliding_window=False)),
+    "olmoe": ("llama-bpe", dict(MOE, architectures=["OlmoeForCausalLM"], model_type="olmoe", attention_bias=False, clip_qkv=None)),
+}
 PRE = {"llama-bpe": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
 TEMPLATE = {"llama-bpe": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
 
@@ -64,7 +79,7 @@ TEMPLATE = {"llama-bpe": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
 def tensors(config):
     """Names and shapes in a Hugging Face file, sorted."""
     c, kind = config, config["model_type"]
-    d, f, h = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    d, f, h = c["hidden_size"], c["intermediate_size"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     q, kv = c["num_attention_heads"] * h, c["num_key_value_heads"] * h
     found = {"model.embed_tokens.weight": [c["vocab_size"], d], "model.norm.weight": [d]}
     if not c["tie_word_embeddings"]:
@@ -75,12 +90,24 @@ def tensors(config):
         block = {f"{norm}.weight": [d] for norm in norms}
         for name, shape in [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d]), ("o", [d, q])]:
             block[f"self_attn.{name}_proj.weight"] = shape
-            if c.get("attention_bias") or kind == "qwen2" and name != "o":
+            if c.get("attention_bias") or kind in ("qwen2", "qwen2_moe") and name != "o":
                 block[f"self_attn.{name}_proj.bias"] = shape[:1]
-        if kind in ("qwen3", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             block |= {"self_attn.q_norm.weight": [h], "self_attn.k_norm.weight": [h]}
-        for name, shape in [("gate", [f, d]), ("up", [f, d]), ("down", [d, f])]:
-            block[f"mlp.{name}_proj.weight"] = shape
+        if kind == "olmoe":
+            block |= {"self_attn.q_norm.weight": [q], "self_attn.k_norm.weight": [kv]}
+        parts = lambda f: [("gate_proj", [f, d]), ("up_proj", [f, d]), ("down_proj", [d, f])]  # noqa: E731
+        experts = c.get("num_local_experts") or c.get("num_experts")
+        if not experts:
+            block |= {f"mlp.{name}.weight": shape for name, shape in parts(f)}
+        else:
+            mlp = "block_sparse_moe" if kind == "mixtral" else "mlp"
+            own = [("w1", [f, d]), ("w3", [f, d]), ("w2", [d, f])] if kind == "mixtral" else parts(c.get("moe_intermediate_size", f))
+            block[f"{mlp}.gate.weight"] = [experts, d]
+            block |= {f"{mlp}.experts.{e}.{name}.weight": shape for e in range(experts) for name, shape in own}
+        if shared := c.get("shared_expert_intermediate_size"):
+            block |= {f"mlp.shared_expert.{name}.weight": shape for name, shape in parts(shared)}
+            block["mlp.shared_expert_gate.weight"] = [1, d]
         found |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
     return sorted(found.items())
 
@@ -151,6 +178,34 @@ def write(case, path):
     save_file({n: weights(i, n, s, gemma) for i, (n, s) in enumerate(tensors(config))}, path / "model.safetensors", {"format": "pt"})
 
 
+def adapter_tensors(config):
+    """Names and shapes of an adapter of rank 4 of all linear layers, sorted as safetensors has them."""
+    found = {}
+    for name, shape in tensors(config):
+        if len(shape) == 2 and name.startswith("model.layers") and "gate.weight" not in name and "shared_expert_gate" not in name:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            found |= {f"{module}.lora_A.weight": [4, shape[1]], f"{module}.lora_B.weight": [shape[0], 4]}
+    return sorted(found.items())
+
+
+ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": "all-linear", "bias": "none", "task_type": "CAUSAL_LM"}
+
+
+def write_adapter(case, base, path):
+    from safetensors.numpy import save_file
+
+    path.mkdir()
+    (path / "adapter_config.json").write_text(json.dumps(ADAPTER | {"base_model_name_or_path": str(base)}))
+    found = {n: weights(i, n, s, False) for i, (n, s) in enumerate(adapter_tensors(CASES[case][1]))}
+    save_file(found, path / "adapter_model.safetensors", {"format": "pt"})
+
+
+def convert_adapter(llama_cpp, base, path, out):
+    command = [sys.executable, llama_cpp / "convert_lora_to_gguf.py", "--base", base, "--outfile", out, path]
+    subprocess.run(command, check=True, capture_output=True)
+    return out.read_bytes()
+
+
 def convert(llama_cpp, path, case, kind, out):
     from conversion.base import TextModel
 
@@ -184,8 +239,12 @@ def make(llama_cpp):
             for gguf_type in TYPES:
                 content = convert(llama_cpp, path, case, gguf_type, Path(scratch) / "model.gguf")
                 golden[gguf_type] = {"bytes": len(content), "parts": parts(content)}
+            write_adapter(case, path, Path(scratch) / f"{case}-adapter")
+            adapter = parts(convert_adapter(llama_cpp, path, Path(scratch) / f"{case}-adapter", Path(scratch) / "adapter.gguf"))
+            start = adapter[0][2]
+            adapter = {"config": ADAPTER, "tensors": adapter_tensors(config), "parts": [[n, at - start, *rest] for n, at, *rest in adapter[1:]]}
             files = {name: text.decode() for name, text in tokenizer(kind).items() if name not in ("tokenizer.model", "tokenizer.json")}
-            case_file = {"config": config, "tokenizer": kind, "files": files, "tensors": tensors(config), "golden": golden}
+            case_file = {"config": config, "tokenizer": kind, "files": files, "tensors": tensors(config), "golden": golden, "adapter": adapter}
             (HERE / f"gguf_files/{case}.json").write_text(json.dumps(case_file) + "\n")
             print("made", case)
 
@@ -205,10 +264,14 @@ def keys(path):
     return {name: field.contents() for name, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
 
 
-def server(path):
+def server(path, adapter=None):
     import xllamacpp
 
     params = xllamacpp.CommonParams()
+    if adapter:
+        of = xllamacpp.CommonAdapterLoraInfo()
+        of.path, of.scale = str(adapter), 1.0
+        params.lora_adapters = [of]
     params.model.path, params.n_ctx, params.n_parallel, params.warmup, params.verbosity = str(path), 128, 1, False, 0
     return xllamacpp.Server(params)
 
@@ -248,7 +311,7 @@ def greedy(run_fsdp, path, out, case):
     ascii_bytes = {chr(b) for b in range(33, 127)} | {"\u0120", "\u010a", "\u2581"}
     plain = [set(text) <= ascii_bytes and (kind != 6 or text < "<0x7F>") and kind in (1, 6)
              for text, kind in zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"])]
-    for i in range(60):
+    for i in range(120):
         prompt = [5 + 3 * i, 17 + 5 * i % 300, 40]
         ours = written(run_fsdp, path, prompt)
         if len(ours) == NEW and all(plain[token] for token in ours):  # shorter: it ended the text, which llama.cpp is kept from
@@ -258,6 +321,26 @@ def greedy(run_fsdp, path, out, case):
             if seen == ENOUGH:
                 return f", {NEW} greedy tokens after {seen} prompts as llama.cpp's" + cut(path, llama, case)
     sys.exit(f"{case}: only {seen} prompts whose tokens llama.cpp names")
+
+
+def adapted(run_fsdp, path, out, case):
+    """An adapter alone: llama.cpp goes on with it as with the merged model."""
+    from importlib.util import find_spec
+
+    adapter, merged, alone = path.parent / "adapter", path.parent / "merged.gguf", path.parent / "adapter.gguf"
+    write_adapter(case, path, adapter)
+    for flags in (["--lora-merge", adapter, "--gguf-type", GREEDY, "--save-gguf", merged], ["--pretrain", adapter, "--export", "--save-gguf", alone]):
+        subprocess.run([run_fsdp, "--device", "cpu", "--nproc-per-node", "1", "--overwrite", *flags], check=True, capture_output=True)
+    found, listed = keys(alone)
+    shutil.rmtree(adapter)
+    assert found["general.type"] == "adapter" and found["adapter.lora.alpha"] == ADAPTER["lora_alpha"], f"{case}: {found}"
+    if not find_spec("xllamacpp"):
+        return f", an adapter of {len(listed)} tensors"
+    prompts = [[5 + 3 * i, 17 + 5 * i % 300, 40] for i in range(8)]
+    base, of_merged, of_both = [[named(llama, prompt) for prompt in prompts] for llama in (server(out), server(merged), server(out, alone))]
+    same = sum(a == b for a, b in zip(of_merged, of_both))
+    assert base != of_both and same >= len(prompts) - 1, f"{case}: {of_both} with the adapter, {of_merged} merged, {base} without"
+    return f", an adapter after {same} of {len(prompts)} prompts as merged"
 
 
 def check(run_fsdp, llama_cpp):
@@ -271,7 +354,8 @@ def check(run_fsdp, llama_cpp):
             for kind in TYPES:
                 content = export(run_fsdp, path, kind, out)
                 found, listed = keys(out)
-                assert len(listed) >= len(tensors(CASES[case][1])), f"{case}: {len(listed)} tensors"
+                whole = {re.sub(r"\.experts\.\d+\.", ".experts.", name) for name, _ in tensors(CASES[case][1])}
+                assert len(listed) >= len(whole), f"{case}: {len(listed)} tensors"
                 assert len(found["tokenizer.ggml.tokens"]) == CASES[case][1]["vocab_size"] and "tokenizer.chat_template" in found
                 note = "read by gguf"
                 if llama_cpp:
@@ -282,6 +366,8 @@ def check(run_fsdp, llama_cpp):
                     note += f", {len(content)} bytes as the converter's"
                 if kind == GREEDY and find_spec("xllamacpp"):
                     note += greedy(run_fsdp, path, out, case)
+                if kind == GREEDY:
+                    note += adapted(run_fsdp, path, out, case)
                 print(f"{case} {kind}: {note}")
             shutil.rmtree(path)
         if find_spec("xllamacpp"):

@@ -8,9 +8,11 @@ use super::simulate::{self, BatchShape};
 use super::{calibrate, report, trace};
 use clap::Parser;
 use flatshard::base::{Category, DType, Error, Result};
+use flatshard::data::Tokenizer;
 use flatshard::device::gpu::{GpuDevice, cuda};
 use flatshard::run::HelpPage;
 use flatshard::run::plan::outline::Outline;
+use flatshard::run::plan::tokens;
 use flatshard::run::resolve;
 use flatshard::run::settings::DeviceName;
 use flatshard::run::settings::Settings;
@@ -145,17 +147,38 @@ fn parse(argv: &[String], more: &[String]) -> Result<Option<PlanCli>> {
     }
 }
 
+/// What all candidates share: the command line, and the models and the tokenizer that it names, found and read once.
+struct Common<'a> {
+    argv: &'a [String],
+    found: Settings,
+    tokenizer: Tokenizer,
+}
+
+impl<'a> Common<'a> {
+    fn new(cli: &PlanCli, argv: &'a [String]) -> Result<Common<'a>> {
+        let mut found = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
+        resolve::config(&mut found)?;
+        let tokenizer = tokens::tokenizer(&mut found);
+        Ok(Common { argv, found, tokenizer })
+    }
+}
+
 fn outline(
-    argv: &[String],
+    common: &Common,
     candidate: &Candidate,
     device: DeviceName,
     gpus: usize,
     per_node: usize,
 ) -> Result<Outline> {
-    let cli = parse(argv, &candidate.flags)?.ok_or_else(|| Error::input("--help is not expected here"))?;
+    let cli = parse(common.argv, &candidate.flags)?.ok_or_else(|| Error::input("--help is not expected here"))?;
     let mut settings = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
-    resolve::config(&mut settings)?;
-    Outline::new(settings, device, gpus, per_node)
+    let Settings { model, objective, data, hub, .. } = &common.found;
+    settings.model.pretrain.clone_from(&model.pretrain);
+    settings.objective.ref_pretrain.clone_from(&objective.ref_pretrain);
+    settings.objective.teacher.clone_from(&objective.teacher);
+    settings.data.tokenizer.clone_from(&data.tokenizer);
+    settings.hub.clone_from(hub);
+    Outline::new(settings, common.tokenizer.clone(), device, gpus, per_node)
 }
 
 /// Costs every candidate, and returns the machine they were planned for.
@@ -195,7 +218,8 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
         }
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let outlines = on_cores(cores, &candidates, |c| outline(argv, c, device, gpus, per_node));
+    let common = Common::new(cli, argv)?;
+    let outlines = on_cores(cores, &candidates, |c| outline(&common, c, device, gpus, per_node));
     // An error that every candidate has is one of the model or the flags.
     if outlines.iter().all(Result::is_err) {
         let first = outlines.into_iter().find_map(Result::err);
@@ -210,7 +234,7 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
             "--precision fp8 with --gpu {name}: scales for blocks of 128 are multiplied on {gpus} only; use --precision bf16"
         )));
     }
-    let cluster = Cluster { machine: find(cli, &name, argv, &candidates, gpus)?, gpus, per_node };
+    let cluster = Cluster { machine: find(cli, &name, &common, &candidates, gpus)?, gpus, per_node };
     let planned = candidates.into_iter().zip(outlines).map(|(candidate, outline)| match outline {
         Ok(outline) => Ok((candidate, Ok(outline))),
         Err(Error::Input(why)) => Ok((candidate, Err(why))),
@@ -253,7 +277,7 @@ fn on_cores<T: Sync, R: Send>(cores: usize, items: &[T], of: impl Fn(&T) -> R + 
 fn find(
     cli: &PlanCli,
     name: &str,
-    argv: &[String],
+    common: &Common,
     candidates: &[Candidate],
     gpus: usize,
 ) -> Result<Arc<dyn MachineModel>> {
@@ -288,7 +312,7 @@ fn find(
     let given = candidates.first().filter(|_| kinds.iter().all(Option::is_none));
     let mut timings = Vec::new();
     for candidate in kinds.into_iter().flatten().chain(given) {
-        let outline = outline(argv, candidate, DeviceName::Cpu, gpus, gpus)?;
+        let outline = outline(common, candidate, DeviceName::Cpu, gpus, gpus)?;
         timings.push(calibrate::timings(&outline.engine, outline.mesh, &work(&outline))?);
     }
     Ok(Arc::new(calibrate::machine(timings, gpus)))

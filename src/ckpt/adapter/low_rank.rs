@@ -20,6 +20,17 @@ impl LowRank {
     pub fn new(a: Vec<f32>, b: Vec<f32>, [rank, columns]: [usize; 2], scale: f32) -> LowRank {
         LowRank { a, b, rank, columns, scale, transposed: false, magnitude: None, factors: None }
     }
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+    /// The factor of the product times its rank.
+    pub fn alpha(&self) -> f32 {
+        self.scale * self.rank as f32
+    }
+    /// A and B.
+    pub fn factors(&self) -> (&[f32], &[f32]) {
+        (&self.a, &self.b)
+    }
     /// The same sums of the same products.
     pub fn has_factors_of(&self, other: &LowRank) -> bool {
         (self.rank, self.columns, self.scale) == (other.rank, other.columns, other.scale)

@@ -19,18 +19,17 @@ pub enum KeyValue<'a> {
     F32s(&'a [f32]),
 }
 
-/// GgufKeys and values, in the order in which they are put.
+/// Keys and values, in the order in which they are first put.
 #[derive(Default)]
 pub struct GgufKeys {
-    bytes: Vec<u8>,
-    count: u64,
+    entries: Vec<(String, Vec<u8>)>,
 }
 
 impl GgufKeys {
+    /// Replaces the value of a key that is there, as the gguf package does: a file may have each key once.
     pub fn put(&mut self, key: &str, value: KeyValue) {
-        self.count += 1;
-        text(&mut self.bytes, key.as_bytes());
-        let out = &mut self.bytes;
+        let mut bytes = Vec::new();
+        let out = &mut bytes;
         match value {
             KeyValue::U32(x) => tagged(out, 4, &(x as u32).to_le_bytes()),
             KeyValue::I32(x) => tagged(out, 5, &(x as i32).to_le_bytes()),
@@ -53,6 +52,10 @@ impl GgufKeys {
                 out.extend(list.iter().flat_map(|x| x.to_le_bytes()));
             }
         }
+        match self.entries.iter_mut().find(|(there, _)| there == key) {
+            Some((_, value)) => *value = bytes,
+            None => self.entries.push((key.into(), bytes)),
+        }
     }
 }
 
@@ -69,8 +72,11 @@ pub fn header<'a>(keys: &GgufKeys, tensors: impl ExactSizeIterator<Item = GgufEn
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
     out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend(keys.count.to_le_bytes());
-    out.extend(&keys.bytes);
+    out.extend((keys.entries.len() as u64).to_le_bytes());
+    for (key, value) in &keys.entries {
+        text(&mut out, key.as_bytes());
+        out.extend(value);
+    }
     for GgufEntry { name, shape, form, offset } in tensors {
         text(&mut out, name.as_bytes());
         out.extend((shape.len() as u32).to_le_bytes());

@@ -25,6 +25,24 @@ impl GgmlType {
             GgmlType::Bf16 => 30,
         }
     }
+    /// As `--gguf-type` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            GgmlType::F32 => "f32",
+            GgmlType::F16 => "f16",
+            GgmlType::Bf16 => "bf16",
+            GgmlType::Q8_0 => "q8_0",
+        }
+    }
+    /// The largest magnitude that stays finite.
+    pub fn most(self) -> f32 {
+        match self {
+            GgmlType::F32 => f32::MAX,
+            GgmlType::Bf16 => bf16::MAX.to_f32(),
+            GgmlType::F16 => f16::MAX.to_f32(),
+            GgmlType::Q8_0 => f16::MAX.to_f32() * 127.0,
+        }
+    }
     /// Elements that are stored together.
     pub fn block(self) -> usize {
         if self == GgmlType::Q8_0 { Q8_0_BLOCK } else { 1 }

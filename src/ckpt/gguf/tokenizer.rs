@@ -18,7 +18,7 @@ const REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, companions: &Companions) -> Result<()> {
     let files = TokenizerFiles::new(companions)?;
     let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
-    let llama = matches!(spec.arch, Arch::Llama | Arch::Mistral);
+    let llama = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Mixtral);
     let prefix = files.config["add_prefix_space"].as_bool();
     if let Some(prefix) = prefix.filter(|_| llama) {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
@@ -53,7 +53,7 @@ pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, compan
         (None, false) => return Err(refused("there is none; give one with `tokenizer`")),
     };
     special.put(keys);
-    if spec.arch == Arch::Llama && spec.vocab == 49152 {
+    if llama && spec.vocab == 49152 {
         keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false)); // of SmolLM, as the converter has it
     }
     if gemma {

@@ -190,7 +190,7 @@ fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
     if !dir.join(ckpt::adapter::FILE).exists() || ckpt::is_model(&dir).is_ok() {
         return Ok((dir, None));
     }
-    let given = s.model.pretrain.clone().filter(|base| *base != dir);
+    let given = s.model.pretrain.clone().filter(|base| !names(base, &dir));
     let base = given.or_else(|| ckpt::adapter::base(&dir).map(PathBuf::from));
     let base = base.map(|base| ckpt::gguf::resolve(&base, &data::cache_dir(&s.data))).transpose()?;
     match base.filter(|base| base.is_dir()) {
@@ -205,10 +205,15 @@ fn with_base(s: &Settings, dir: PathBuf) -> Result<(PathBuf, Option<PathBuf>)> {
     }
 }
 
+/// Whether `path` names `adapter`: it is its directory, or that of checkpoints of which it is the newest.
+fn names(path: &Path, adapter: &Path) -> bool {
+    path == adapter || ckpt::of_model(path).is_ok_and(|found| found == adapter)
+}
+
 /// The adapter whose base model has to be found on the hub, and its name there.
 pub fn base_name(s: &Settings) -> Option<(PathBuf, HubName)> {
     let dir = model_dir(s).ok().filter(|dir| dir.join(ckpt::adapter::FILE).exists() && ckpt::is_model(dir).is_err())?;
-    if s.model.pretrain.as_ref().is_some_and(|base| *base != dir) {
+    if s.model.pretrain.as_ref().is_some_and(|base| !names(base, &dir)) {
         return None;
     }
     let base = ckpt::adapter::base(&dir).filter(|base| !Path::new(base).exists())?;

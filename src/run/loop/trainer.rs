@@ -1,10 +1,10 @@
 //! The training loop of one rank: next batch, agree, train step, report. Never parses and never validates.
 mod evaluating; // what evaluations decide
+mod finishing; // what comes after the last step
 
 use super::agree::{Agreement, Vote};
 use super::context::RankContext;
 use super::evaluation::{self, HeldOut, PromptSampler};
-use super::export;
 use super::load::{self, LoadedRun};
 use super::reference;
 use super::stops::Stops;
@@ -17,7 +17,6 @@ use crate::comm::Axis;
 use crate::data::{Epochs, Fetched, Loader, Prefetch, PrefetchOptions, StepData};
 use crate::device::gpu::graphs::Graphs;
 use crate::engine::{Engine, Step, StepCounts, StepReport};
-use crate::run::plan::evaluations;
 use crate::run::rollouts::sampling::StepSampler;
 use crate::run::settings::LogLevel;
 use crate::run::settings::value::StepInterval;
@@ -52,8 +51,8 @@ pub struct Trainer<'a> {
     samples: Vec<PromptSample>,
     /// Evaluations of the run so far, including those of earlier starts.
     evaluations: Option<Evaluations>,
-    /// Step of this start's last evaluation.
-    evaluated: Option<u64>,
+    /// Step of this start's last evaluation, and the loss of its rows, if it had any.
+    evaluated: Option<(u64, Option<f64>)>,
     checkpointer: Checkpointer,
     verify: Option<Verify>,
     tracer: &'a mut Tracer,
@@ -265,7 +264,7 @@ impl<'a> Trainer<'a> {
                 return Ok(());
             }
             if due(plan.settings.checkpoint.save_every) || is_best && plan.saves_best().is_some() {
-                self.save(plan.save.background)?;
+                self.save_good(plan.save.background)?;
             }
             self.trace_up_to(step.number + 1)?;
         }
@@ -293,34 +292,6 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<()> {
-        let plan = self.rank.plan;
-        if !self.has_learned() {
-            let skipped = self.position.step - self.began.step;
-            return Err(Error::Run(format!(
-                "all {skipped} steps were skipped because their gradients were not finite: the model is unchanged and \
-                is not \
-                 saved. Lower --lr, check the data, or train longer if the loss scale is still falling"
-            )));
-        }
-        if evaluations::are_counted(&plan.settings) {
-            self.evaluate()?; // the last checkpoint records whether it is the best
-        }
-        // The checkpoint comes before anything that could fail.
-        self.save(false)?;
-        self.trace_up_to(self.position.step + 1)?;
-        self.evaluate()?;
-        self.load_best()?;
-        self.say_if_only_worse();
-        let exported = export::trained(plan, self.rank.mesh, &mut self.checkpointer, self.engine.state().0)?;
-        self.watch.trained(&exported);
-        self.tracer.phase(self.position.step, "sample");
-        self.sample()?;
-        self.tracer.end(self.rank.mesh)?;
-        let stopped = self.is_stopped() && self.position.step < plan.steps();
-        self.watch.end(self.position.step, self.evaluations.as_ref().filter(|_| stopped))
-    }
-
     /// Collects the trace of the steps before `next`, if they are traced.
     fn trace_up_to(&mut self, next: u64) -> Result<()> {
         if self.tracer.is_waiting() {
@@ -339,6 +310,17 @@ impl<'a> Trainer<'a> {
         self.position.step == self.began.step || self.position.updates > self.began.updates
     }
 
+    /// Like [`Trainer::save`], but not after a step whose loss was not finite: a model that is lost would take the place
+    /// of checkpoints that are not.
+    fn save_good(&mut self, in_background: bool) -> Result<()> {
+        if self.bad_in_a_row == 0 || !self.has_learned() {
+            return self.save(in_background);
+        }
+        let (step, why) = (self.position.step, "the gradient of this step is not finite");
+        self.watch.say(LogLevel::Warn, format_args!("no checkpoint after step {step}: {why}"));
+        Ok(())
+    }
+
     /// Saves a checkpoint of the last step, unless there is one, checkpoints are off, or every step was skipped. With
     /// `in_background` returns before it is written; otherwise no save is in flight on return.
     fn save(&mut self, in_background: bool) -> Result<()> {
@@ -349,7 +331,8 @@ impl<'a> Trainer<'a> {
             self.watch.say(LogLevel::Warn, format_args!("no checkpoint after step {step}: {why}"));
             return Ok(());
         }
-        let keep = plan.settings.checkpoint.keep.filter(|&n| n > 0).unwrap_or(usize::MAX);
+        // A model that may be lost takes no other's place.
+        let keep = plan.settings.checkpoint.keep.filter(|&n| n > 0 && self.bad_in_a_row == 0).unwrap_or(usize::MAX);
         let failed = |e| at_step(step, e);
         let earlier = if in_background { None } else { self.checkpointer.settle().map_err(failed)? };
         let mut saved = None;

@@ -131,7 +131,9 @@ pub fn gguf(
     let Some(file) = &s.checkpoint.save_gguf else { return Ok(()) };
     let bad = |what: &str| Err(Error::input(format!("--save-gguf {}: {what}", file.display())));
     let (spec, kind) = (&engine.spec, SaveOptions::new(&s.checkpoint)?.gguf);
-    let inputs = [(engine.cuts.attention, spec.heads * spec.head_dim), (engine.cuts.mlp, spec.ff)];
+    let (own, shared) = spec.experts.as_ref().map_or((spec.ff, 0), |experts| (experts.ff, experts.shared_ff));
+    let cuts = engine.cuts;
+    let inputs = [(cuts.attention, spec.heads * spec.head_dim), (cuts.mlp, own), (cuts.mlp, shared)];
     let whole = |n: usize| n.is_multiple_of(Q8_0_BLOCK);
     let cut = |n: usize| whole(n) && !(0..tp).all(|index| whole(Slice { index, of: tp }.share(n).start));
     if let Some((_, n)) = inputs.iter().find(|(cuts, n)| kind == GgufType::Q8_0 && *cuts && cut(*n)) {

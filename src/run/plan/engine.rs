@@ -121,10 +121,10 @@ fn checkpointing(f: &FsdpSettings, blocks: usize) -> Result<Checkpointing> {
     };
     // The last group of `every` blocks keeps its activations: backward needs them right away.
     if every == 0 || every > 1 && blocks / every < 2 {
+        let most = if blocks < 4 { "1".to_string() } else { format!("1 to {}", blocks / 2) };
         return Err(Error::input(format!(
-            "--activation-checkpoint-every {every}: none of the {blocks} blocks would be recomputed, because the last \
-             {every}th block always keeps its activations; choose 1 to {}, or --no-activation-checkpoint",
-            (blocks / 2).max(1)
+            "--activation-checkpoint-every {every}: none of the {blocks} blocks would be recomputed. One in {every} is, \
+             and the last of these always keeps its activations: choose {most}, or --no-activation-checkpoint"
         )));
     }
     Ok(all.every(every))

@@ -21,6 +21,10 @@ impl ModelPlan {
     /// The model of the settings, which get what they leave open.
     pub fn new(s: &mut Settings) -> Result<ModelPlan> {
         let tokenizer = tokens::tokenizer(s);
+        ModelPlan::with(tokenizer, s)
+    }
+    /// The same with a tokenizer that has been read.
+    pub fn with(tokenizer: Tokenizer, s: &mut Settings) -> Result<ModelPlan> {
         let spec = spec(s, &tokenizer)?;
         Ok(ModelPlan { tokenizer: tokenizer.for_model(spec.vocab), spec })
     }
@@ -79,7 +83,7 @@ fn spec(s: &mut Settings, tokenizer: &Tokenizer) -> Result<Spec> {
 
 /// Fails unless the directory that training starts from looks like one with weights.
 pub fn has_weights(s: &Settings) -> Result<()> {
-    s.model.pretrain.as_deref().map_or(Ok(()), ckpt::is_model)
+    s.model.pretrain.as_deref().filter(|_| !s.hub.without_weights).map_or(Ok(()), ckpt::is_model)
 }
 
 /// Shapes of the directory's `config.json`, filled into the settings; dropout is the run's own.

@@ -3,6 +3,7 @@
 use crate::base::{Category, Result};
 use crate::ckpt::{self, CarriedSize, hf, is_model};
 use crate::comm::mesh::MeshSizes;
+use crate::data::Tokenizer;
 use crate::engine::EngineOptions;
 use crate::nn::Segment;
 use crate::run::plan::bytes::PlannedRanks;
@@ -30,7 +31,13 @@ pub struct Outline {
 
 impl Outline {
     /// `world` ranks, `per_node` of them on each host. The errors are those of a run.
-    pub fn new(mut s: Settings, device: DeviceName, world: usize, per_node: usize) -> Result<Outline> {
+    pub fn new(
+        mut s: Settings,
+        tokenizer: Tokenizer,
+        device: DeviceName,
+        world: usize,
+        per_node: usize,
+    ) -> Result<Outline> {
         let save = SaveOptions::new(&s.checkpoint)?;
         s.run.nproc_per_node = None; // the launcher's
         knobs::check(&s)?;
@@ -42,7 +49,7 @@ impl Outline {
         }
         let weights = s.model.pretrain.as_ref().filter(|dir| is_model(dir).is_ok());
         let carried = weights.map_or(Ok(None), |dir| ckpt::carried(dir))?;
-        let ModelPlan { spec, tokenizer } = ModelPlan::new(&mut s)?;
+        let ModelPlan { spec, tokenizer } = ModelPlan::with(tokenizer, &mut s)?;
         // There is no data that lengths could follow from.
         let longest = s.task.as_ref().and_then(|task| task.max_len).map(|limit| limit.min(spec.max_len));
         s.data.max_len = s.data.max_len.or(longest);

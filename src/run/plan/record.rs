@@ -68,6 +68,7 @@ impl Plan {
             "total_steps": s.total,
             "grad_clip": o.grad_clip,
         }));
+        schedule.extend(s.decay.map(|steps| ("decay_steps".into(), steps.into())));
         schedule.extend(o.warmup_ratio.map(|ratio| (schedule::RATIO.into(), ratio.into())));
         let mut data = object(json!({
             "dataset": self.dataset.report().what,

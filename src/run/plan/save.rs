@@ -33,16 +33,21 @@ impl SaveOptions {
                 FloatName::Bf16 => ckpt::Dtype::BF16,
                 FloatName::Fp16 => ckpt::Dtype::F16,
             },
-            gguf: match set(&c.gguf_type, "checkpoint.gguf_type")? {
-                GgufName::F16 => GgufType::F16,
-                GgufName::Bf16 => GgufType::Bf16,
-                GgufName::Q8_0 => GgufType::Q8_0,
-            },
+            gguf: gguf_type(c).unwrap_or(GgufType::F16),
             background: set(&c.async_save, "checkpoint.async_save")?
                 && c.ckpt_dir.is_some()
                 && c.save_every != Some(StepInterval::Steps(0)),
         })
     }
+}
+
+/// The type that `--gguf-type` names.
+pub fn gguf_type(c: &CheckpointSettings) -> Option<GgufType> {
+    c.gguf_type.map(|name| match name {
+        GgufName::F16 => GgufType::F16,
+        GgufName::Bf16 => GgufType::Bf16,
+        GgufName::Q8_0 => GgufType::Q8_0,
+    })
 }
 
 /// What stands next to the weights of a model like `spec` that came from the directory `source`. Its chat template is

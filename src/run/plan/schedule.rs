@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Steps without max-steps or epochs: a few minutes of the default model on two cores.
 const DEFAULT_STEPS: u64 = 600;
 
-/// Fills in the steps of the run, and intervals that are shares of it.
+/// Fills in the steps of the run, and numbers of steps that are shares of it.
 pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) -> Result<()> {
     let mut from_start = Loader::new(dataset.clone(), loader)?;
     let rows = from_start.rows_per_epoch();
@@ -23,7 +23,7 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
         (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),
     };
     s.run.max_steps = Some(steps);
-    for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every] {
+    for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every, &mut s.optim.lr_decay_steps] {
         // As in transformers' Trainer.
         if let Some(StepInterval::Share(share)) = *every {
             *every = Some(StepInterval::Steps((steps as f64 * share).ceil() as u64));
@@ -69,6 +69,10 @@ pub fn schedule(s: &Settings) -> Result<Schedule> {
             WarmupName::Log => Warmup::Log,
         },
         warmup: set(&o.warmup_steps, "optim.warmup_steps")?,
+        decay: match o.lr_decay_steps {
+            Some(StepInterval::Steps(n)) => Some(n),
+            _ => None, // a share has become a number
+        },
         total: set(&s.run.max_steps, "run.max_steps")?,
     })
 }

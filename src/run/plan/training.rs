@@ -123,8 +123,10 @@ impl Plan {
         check::room(&s, sized.size.params, sized.size.trainable)?;
 
         let resume = resume::find(&s.checkpoint, &sized.options, &sized.decoder)?;
-        let models = objective::models(&s)?;
-        check::weights(&s, &sized, resume.as_ref(), &models)?;
+        let models = if s.hub.without_weights { Map::new() } else { objective::models(&s)? };
+        if !s.hub.without_weights {
+            check::weights(&s, &sized, resume.as_ref(), &models)?;
+        }
         let source = resume.as_ref().map(|resume| resume.dir.as_path()).or(s.model.pretrain.as_deref());
         check::gguf(&s, source, &tokenizer, &sized.options, ranks.mesh.tp)?;
 

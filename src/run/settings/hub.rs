@@ -23,6 +23,8 @@ pub struct HubNames {
     pub all: Vec<NamedFiles>,
     /// What revisions were when the run began.
     pub commits: HubCommits,
+    /// Models are there without their weights, which a plan does not need.
+    pub without_weights: bool,
 }
 
 /// The base model of an adapter that `--generate` reads; `given` is the adapter.

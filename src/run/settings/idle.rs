@@ -126,7 +126,10 @@ fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(" "),
-        other if other.as_f64() == Some(0.0) => "0".into(),
+        Value::Number(n) if n.is_f64() => match n.as_f64() {
+            Some(whole) if whole.fract() == 0.0 && whole.abs() < 1e15 => whole.to_string(),
+            _ => n.to_string(),
+        },
         other => other.to_string(),
     }
 }

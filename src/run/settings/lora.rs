@@ -33,6 +33,10 @@ pub struct LoraSettings {
     /// write the result to --save-hf, then exit [default: none]
     #[arg(long = "lora-merge", value_name = "DIR")]
     pub merge: Option<PathBuf>,
+    /// Derived: the adapter is written as it is.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub is_alone: bool,
 }
 
 impl LoraSettings {

@@ -1,6 +1,6 @@
 //! The optimizer, its learning rate and clipping. Never updates anything.
 use super::names::{OptimizerName, SchedulerName, WarmupName};
-use super::value::{number, number32};
+use super::value::{StepInterval, number, number32};
 use crate::base::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,10 @@ pub struct OptimSettings {
     /// Learning-rate decay after warmup, to 0 at max-steps (cosine_with_min_lr: to min-lr-ratio * lr)
     #[arg(long)]
     pub lr_scheduler: Option<SchedulerName>,
+    /// Stay at lr after warmup, and decay in the last steps alone: their number, or a share of all steps below 1
+    /// [default: all steps after warmup]
+    #[arg(long, value_name = "STEPS")]
+    pub lr_decay_steps: Option<StepInterval>,
     /// cosine_with_min_lr: final learning rate as a fraction of lr [default: 0.1]
     #[arg(long, value_name = "RATIO")]
     pub min_lr_ratio: Option<f64>,
@@ -69,6 +73,12 @@ impl OptimSettings {
         number("muon_ns_steps", self.muon_ns_steps.map(|n| n as f64), |x| (1.0..=20.0).contains(&x), "from 1 to 20")?;
         number32("weight_decay", self.weight_decay, |x| x >= 0.0, "0 or more")?;
         number("warmup_ratio", self.warmup_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
+        if let Some(span @ (StepInterval::Epoch(_) | StepInterval::Steps(0))) = self.lr_decay_steps {
+            let span = serde_json::to_value(span).unwrap_or_default();
+            return Err(Error::input(format!(
+                "lr_decay_steps is {span}: it must be a number of steps, 1 or more, or a share of all steps below 1"
+            )));
+        }
         number("min_lr_ratio", self.min_lr_ratio, |x| (0.0..=1.0).contains(&x), "in [0, 1]")?;
         number32("grad_clip", self.grad_clip, |x| x >= 0.0, "0 (no clipping) or more")
     }

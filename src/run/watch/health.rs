@@ -52,6 +52,7 @@ impl Health {
         let times = lr / task.lr;
         let far = match times {
             _ if times > FAR => "a pretrained model is damaged by large steps",
+            _ if lr == 0.0 => return self.say(Sign::Rate, || "lr is 0: nothing is trained".to_string()),
             _ if times < 1.0 / FAR => "such small steps teach little",
             _ => return None,
         };

@@ -58,10 +58,11 @@ pub fn header(plan: &Plan, resumed: Option<&ResumeFrom>, device: &str) -> Result
         (
             "optim",
             format!(
-                "{}, lr {} {}, warmup {}{}, clip {}",
+                "{}, lr {} {}{}, warmup {}{}, clip {}",
                 value(&s.optim.optimizer),
                 plan.schedule.peak,
                 value(&s.optim.lr_scheduler),
+                plan.schedule.decay.map_or(String::new(), |steps| format!(" in the last {steps} steps")),
                 plan.schedule.warmup,
                 if plan.schedule.rise == Warmup::Log { " (log)" } else { "" },
                 engine.grad_clip
@@ -424,7 +425,8 @@ fn undropped(plan: &Plan) -> Result<Option<String>> {
 /// What the model has besides the text model that is trained.
 pub fn carried(plan: &Plan) -> Result<Option<String>> {
     let resumed = plan.resume.as_ref().filter(|_| plan.engine.tuning.lora.is_none()).map(|resume| &resume.dir);
-    let Some(dir) = resumed.or(plan.settings.model.pretrain.as_ref()) else { return Ok(None) };
+    let pretrained = plan.settings.model.pretrain.as_ref().filter(|_| !plan.settings.hub.without_weights);
+    let Some(dir) = resumed.or(pretrained) else { return Ok(None) };
     Ok(ckpt::carried(dir)?.map(|carried| carried.to_string()))
 }
 

@@ -298,3 +298,15 @@ fn data_sets_of_scripts_and_other_formats_come_as_parquet() {
     place.server.put("datasets", "o/z", &commit('a'), files(&[("x.zip", b"PK")]));
     place.refuses_data("o/z", &["has no files that are read", "x.zip", "has made no Parquet"]);
 }
+
+/// For a plan of its shapes, a model is its config; the tokenizer and the weights stay where they are.
+#[test]
+fn the_shapes_of_a_model_are_its_config_alone() {
+    let place = Place::new();
+    place.server.put("models", "o/m", &commit('a'), model(&noise(9000)));
+    let found = place.hub().model(&HubName::model("o/m").unwrap(), ModelNeed::Shapes).unwrap();
+    assert_eq!(fs::read(found.path.join("config.json")).unwrap(), b"{}");
+    assert!(!found.path.join("tokenizer.json").exists() && !found.path.join("model.safetensors").exists());
+    let fetched = place.server.seen().iter().filter(|request| request.path.contains("/resolve/")).count();
+    assert!(fetched > 0 && place.server.seen().iter().all(|request| !request.is_get_of("tokenizer.json")));
+}

@@ -271,10 +271,12 @@ fn one_process_of_a_host_downloads_and_one_reports_a_failure() {
 }
 
 #[test]
-fn samples_of_names_need_no_weights_and_weights_of_mixtures_stay() {
+fn samples_and_plans_of_names_need_no_weights_and_weights_of_mixtures_stay() {
     let place = place_of_the_seeds();
-    let (code, text) = run(&place, &format!("{COMMAND} --print-samples 1"), &[]);
-    assert_eq!(code, 0, "{text}");
+    for look in ["--print-samples 1", "--print-config"] {
+        let (code, text) = run(&place, &format!("{COMMAND} {look}"), &[]);
+        assert_eq!(code, 0, "{look}: {text}");
+    }
     assert!(place.server.seen().iter().all(|request| !request.is_get_of("model.safetensors")));
     let mixed = COMMAND.replace("Open-Orca/OpenOrca", "Open-Orca/OpenOrca:train:0.5 own.jsonl:0.5");
     fs::write(place.dir.path("own.jsonl"), ROW.repeat(10)).unwrap();

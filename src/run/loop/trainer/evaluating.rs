@@ -21,9 +21,11 @@ impl Trainer<'_> {
     /// Evaluates the held-out rows and samples the prompts, at most once per step, and returns whether the model is the
     /// best so far.
     pub(super) fn evaluate(&mut self) -> Result<bool> {
-        if self.evaluated.replace(self.position.step) == Some(self.position.step) {
+        let step = self.position.step;
+        if self.evaluated.is_some_and(|(evaluated, _)| evaluated == step) {
             return Ok(false);
         }
+        self.evaluated = Some((step, None));
         let by_loss = self.evaluate_rows()?;
         Ok(self.sample_prompts()? || by_loss)
     }
@@ -35,7 +37,9 @@ impl Trainer<'_> {
         let started = Instant::now();
         self.tracer.phase(step, "evaluate");
         let evaluated = held_out.evaluate(&mut self.engine).map_err(|e| at_step(step, e))?;
-        let is_best = self.counted(Some(evaluated.loss()).filter(|_| evaluated.count > 0));
+        let loss = Some(evaluated.loss()).filter(|_| evaluated.count > 0);
+        self.evaluated = Some((step, loss));
+        let is_best = self.counted(loss);
         self.watch.evaluated(step, &evaluated, started.elapsed().as_secs_f64(), is_best);
         Ok(is_best == Some(true))
     }

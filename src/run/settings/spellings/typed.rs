@@ -1,6 +1,7 @@
 //! Flags as typed, each with the words up to the next flag. Never interprets a flag.
 use crate::run::settings::synonyms::{self, FlagPattern, same};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::iter::once;
 
 #[derive(Clone, Debug)]
@@ -87,9 +88,10 @@ pub fn truth(word: &str) -> Option<&'static str> {
 
 /// Whether `word` matches the `value` of a row.
 pub fn means(word: &str, value: &str) -> bool {
-    if let Some(key) = value.strip_prefix('{').and_then(|key| key.strip_suffix('}')) {
+    if let Some(keys) = value.strip_prefix('{').and_then(|keys| keys.strip_suffix('}')) {
         let object: Option<Map<String, Value>> = serde_json::from_str(word).ok();
-        return object.is_some_and(|object| object.keys().eq(Some(key).filter(|key| !key.is_empty())));
+        let keys: BTreeSet<&str> = keys.split_terminator(',').collect();
+        return object.is_some_and(|object| object.keys().map(String::as_str).collect::<BTreeSet<_>>() == keys);
     }
     let number = |text: &str| text.parse::<f64>().ok();
     if let Some(limit) = value.strip_prefix('<').and_then(number) {

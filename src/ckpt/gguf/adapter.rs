@@ -1,0 +1,126 @@
+//! An adapter alone as a GGUF file, as llama.cpp's `--lora` and Ollama's ADAPTER take it: the tensors are those of
+//! llama.cpp's convert_lora_to_gguf.py (`tests/golden/gguf_files.py`). Never merges, and never reads a model's weights.
+use super::super::adapter::LowRank;
+use super::super::dirs;
+use super::super::disk::{self, Disk};
+use super::super::elements::storable;
+use super::super::merging::Merging;
+use super::header::{GgufEntry, GgufKeys, KeyValue, header};
+use super::keys::architecture;
+use super::model::{GgufName, GgufType, interleaved_heads, moved, padded};
+use super::quant::GgmlType;
+use crate::base::{Error, Result};
+use crate::nn::{Layout, Spec};
+use std::path::Path;
+
+/// One factor of a product, or of those of all experts.
+struct Factor {
+    name: String,
+    shape: Vec<usize>,
+    values: Vec<f32>,
+    form: GgmlType,
+}
+
+/// Writes the adapter in `dir`, which is of a model like `spec`, to `file`, in f32 unless `kind` is given. Returns its
+/// size. [`super::check_file`] says what `file` may be.
+pub fn save_adapter(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>, file: &Path) -> Result<u64> {
+    let (alpha, factors) = factors(dir, spec, layouts, kind)?;
+    let mut keys = GgufKeys::default();
+    keys.put("general.architecture", KeyValue::Text(architecture(spec.arch)));
+    keys.put("general.type", KeyValue::Text("adapter"));
+    keys.put("adapter.type", KeyValue::Text("lora"));
+    keys.put("general.name", KeyValue::Text(&file.file_stem().unwrap_or_default().to_string_lossy()));
+    keys.put("adapter.lora.alpha", KeyValue::F32(f64::from(alpha)));
+    keys.put("general.quantization_version", KeyValue::U32(2));
+    let mut offset = 0;
+    let entries: Vec<GgufEntry> = factors
+        .iter()
+        .map(|Factor { name, shape, form, values }| {
+            let entry = GgufEntry { name, shape, form: *form, offset };
+            offset += padded(form.bytes(values.len()));
+            entry
+        })
+        .collect();
+    let mut bytes = header(&keys, entries.into_iter());
+    for Factor { name, values, form, .. } in &factors {
+        storable(name, values, form.name(), form.most())?;
+        form.encode(values, &mut bytes);
+        bytes.resize(padded(bytes.len()) as usize, 0);
+    }
+    let (disk, name) = (Disk::default(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    disk.make_dirs(disk::parent(file))?;
+    dirs::sweep_unfinished(file)?;
+    let unfinished = disk::parent(file).join(dirs::unfinished(&name, dirs::nonce()));
+    let write = || {
+        let made = disk.create(&unfinished)?;
+        made.write_at(&bytes, 0)?;
+        made.sync()?;
+        disk.rename(&unfinished, file).map_err(|e| Error::io("rename", file, e))
+    };
+    write().inspect_err(|_| drop(std::fs::remove_file(&unfinished)))?;
+    disk.sync_dir(disk::parent(file))?;
+    Ok(bytes.len() as u64)
+}
+
+/// The alpha of the file, and all factors. llama.cpp multiplies each product by alpha / rank.
+fn factors(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>) -> Result<(f32, Vec<Factor>)> {
+    let refuse = |what: String| {
+        Error::in_file(dir, format!("{what}, which an adapter in GGUF does not have: merge it, and export the model"))
+    };
+    let merging = Merging::open(dir, spec, layouts)?;
+    if let Some(name) = merging.whole() {
+        return Err(refuse(format!("holds {name} itself")));
+    }
+    let mut products = Vec::with_capacity(merging.products.len());
+    for (source, product) in &merging.products {
+        match () {
+            _ if product.magnitude.is_some() => return Err(refuse(format!("has DoRA's norms of {source}"))),
+            _ if source.ends_with(".bias") => return Err(refuse(format!("changes {source}"))),
+            _ => products.push((source, GgufName::of(spec, source)?, product)),
+        }
+    }
+    let alpha = products.first().map_or(0.0, |(.., first)| first.alpha());
+    products.sort_by_key(|(source, name, _)| name.order(source));
+    let mut factors = Vec::with_capacity(2 * products.len());
+    for stack in products.chunk_by(|(_, a, _), (_, b, _)| a.name == b.name) {
+        let [(source, GgufName { name, expert }, first), ..] = stack else { continue };
+        let experts = spec.experts.as_ref().map_or(0, |experts| experts.count);
+        let is_whole = expert.is_none() || stack.len() == experts;
+        if !is_whole || stack.iter().any(|(.., product)| product.rank() != first.rank()) {
+            return Err(refuse(format!("changes some experts of {name} alone, or with other ranks")));
+        }
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for (.., product) in stack {
+            let (of_a, of_b) = sides(product, interleaved_heads(spec, source));
+            a.extend(of_a);
+            b.extend(of_b.iter().map(|x| x * (product.alpha() / alpha)));
+        }
+        let of = |side: &str, values: Vec<f32>, columns: usize| {
+            let count = expert.map(|_| experts);
+            let rows = values.len() / columns / count.unwrap_or(1);
+            let form = kind.map_or(GgmlType::F32, |kind| kind.of(&[rows, columns]));
+            let shape = count.into_iter().chain([rows, columns]).collect();
+            Factor { name: format!("{name}.lora_{side}"), shape, values, form }
+        };
+        // An embedding looks up the rows of its first factor.
+        let columns = if first.transposed { first.rank() } else { a.len() / first.rank() / stack.len() };
+        factors.extend([of("a", a, columns), of("b", b, first.rank())]);
+    }
+    Ok((alpha, factors))
+}
+
+/// A (rank, inputs) and B (outputs, rank) of a product; of an embedding, A (tokens, rank).
+fn sides(product: &LowRank, heads: usize) -> (Vec<f32>, Vec<f32>) {
+    let (rank, (a, b)) = (product.rank(), product.factors());
+    let columns = a.len() / rank;
+    if product.transposed {
+        let turned = (0..columns).flat_map(|column| (0..rank).map(move |k| a[k * columns + column]));
+        return (b.to_vec(), turned.collect());
+    }
+    let mut rows = vec![0.0; b.len()];
+    let head = if heads == 0 { 0 } else { b.len() / rank / heads };
+    for (i, row) in b.chunks_exact(rank).enumerate() {
+        rows[moved(i, head) * rank..][..rank].copy_from_slice(row);
+    }
+    (a.to_vec(), rows)
+}

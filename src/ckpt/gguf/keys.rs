@@ -1,0 +1,225 @@
+//! The keys that describe a model in a GGUF file, in the order of llama.cpp's converter. Never reads or writes a file.
+use super::header::{GgufKeys, KeyValue};
+use super::model::{GgufTensors, GgufType};
+use crate::nn::{Arch, Rotary, Scaling, Spec};
+use serde_json::{Map, Value};
+use std::f32::consts::TAU;
+
+/// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.
+pub fn put(
+    keys: &mut GgufKeys,
+    name: &str,
+    spec: &Spec,
+    config: &Map<String, Value>,
+    generation: &Value,
+    tensors: &GgufTensors,
+    kind: GgufType,
+) {
+    let arch = architecture(spec.arch);
+    keys.put("general.architecture", KeyValue::Text(arch));
+    keys.put("general.type", KeyValue::Text("model"));
+    if let Some(k) = generation["top_k"].as_i64() {
+        keys.put("general.sampling.top_k", KeyValue::I32(k));
+    }
+    for (key, from) in [("top_p", "top_p"), ("min_p", "min_p"), ("temp", "temperature")]
+        .into_iter()
+        .chain([("penalty_repeat", "repetition_penalty")])
+    {
+        if let Some(x) = generation[from].as_f64() {
+            keys.put(&format!("general.sampling.{key}"), KeyValue::F32(x));
+        }
+    }
+    keys.put("general.name", KeyValue::Text(name));
+    keys.put("general.size_label", KeyValue::Text(&sizes(spec, tensors)));
+
+    let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    let length = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(spec.max_len as u64) as usize;
+    let wide = config.get("intermediate_size").and_then(Value::as_u64).filter(|_| spec.experts.is_some());
+    let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
+        put("feed_forward_length", KeyValue::U32(wide.map_or(spec.ff, |n| n as usize)));
+        put("attention.head_count", KeyValue::U32(spec.heads));
+        put("attention.head_count_kv", KeyValue::U32(spec.kv_heads));
+    };
+    // The converter writes these keys in another order for Gemma 2.
+    if spec.arch == Arch::Gemma2 {
+        put("context_length", KeyValue::U32(length));
+        put("embedding_length", KeyValue::U32(spec.dim));
+        put("block_count", KeyValue::U32(spec.layers));
+        heads(&mut put);
+    } else {
+        put("block_count", KeyValue::U32(spec.layers));
+        put("context_length", KeyValue::U32(length));
+        put("embedding_length", KeyValue::U32(spec.dim));
+        heads(&mut put);
+        rope(&mut put, spec, config);
+    }
+    put("attention.layer_norm_rms_epsilon", KeyValue::F32(crate::ckpt::hf::decimal(spec.norm_eps)));
+    if let Some(experts) = &spec.experts {
+        put("expert_count", KeyValue::U32(experts.count));
+        put("expert_used_count", KeyValue::U32(experts.top_k));
+    }
+    let says_it = spec.arch != Arch::Qwen2 && spec.experts.is_none();
+    if says_it || config.get("head_dim").is_some_and(Value::is_u64) {
+        put("attention.key_length", KeyValue::U32(spec.head_dim));
+        put("attention.value_length", KeyValue::U32(spec.head_dim));
+    }
+    keys.put("general.file_type", KeyValue::U32(kind.id()));
+    let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    match spec.arch {
+        Arch::Llama | Arch::Mistral | Arch::Mixtral => {
+            put("vocab_size", KeyValue::U32(spec.vocab));
+            put("rope.dimension_count", KeyValue::U32(spec.head_dim));
+        }
+        Arch::Gemma2 | Arch::Gemma3 => {
+            for (key, cap) in [("attn_logit_softcapping", spec.score_cap), ("final_logit_softcapping", spec.logit_cap)]
+            {
+                if cap > 0.0 {
+                    put(key, KeyValue::F32(cap as f64));
+                }
+            }
+            put("attention.sliding_window", KeyValue::U32(spec.window));
+        }
+        Arch::Qwen2Moe | Arch::Qwen3Moe => {
+            let experts = spec.experts.as_ref();
+            for (key, width) in [
+                ("expert_feed_forward_length", experts.map_or(0, |experts| experts.ff)),
+                ("expert_shared_feed_forward_length", experts.map_or(0, |experts| experts.shared_ff)),
+            ] {
+                if width > 0 {
+                    put(key, KeyValue::U32(width));
+                }
+            }
+        }
+        _ => {}
+    }
+    keys.put("general.quantization_version", KeyValue::U32(2));
+}
+
+fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
+    let Some(rope) = &spec.rope else { return };
+    let scaled = |put: &mut dyn FnMut(&str, KeyValue), kind, factor| {
+        put("rope.scaling.type", KeyValue::Text(kind));
+        put("rope.scaling.factor", KeyValue::F32(factor));
+    };
+    match rope.scaling {
+        Scaling::Linear { factor } => scaled(put, "linear", factor),
+        Scaling::Yarn { factor, original, attention, .. } => {
+            scaled(put, "yarn", factor);
+            put("rope.scaling.original_context_length", KeyValue::U32(original));
+            // llama.cpp and transformers have the same defaults for keys that the config leaves out.
+            let given =
+                ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
+            let given = |key: &str| given.and_then(|map| map.get(key)?.as_f64());
+            for (key, name) in [
+                ("extrapolation_factor", "yarn_ext_factor"),
+                ("attention_factor", "yarn_attn_factor"),
+                ("beta_fast", "yarn_beta_fast"),
+                ("beta_slow", "yarn_beta_slow"),
+            ] {
+                // The config may have it in other words: mscale.
+                let implied = key == "attention_factor" && attention != Scaling::yarn_attention(factor);
+                if let Some(x) = given(key).or(implied.then_some(attention)) {
+                    put(&format!("rope.scaling.{name}"), KeyValue::F32(x));
+                }
+            }
+        }
+        Scaling::None
+        | Scaling::Llama3 { .. }
+        | Scaling::Dynamic { .. }
+        | Scaling::Proportional { .. }
+        | Scaling::Long { .. } => {}
+    }
+    put("rope.freq_base", KeyValue::F32(rope.theta));
+    if let Some(local) = &spec.local_rope {
+        put("rope.freq_base_swa", KeyValue::F32(local.theta));
+    }
+}
+
+/// llama.cpp's name of a family.
+pub fn architecture(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Mistral | Arch::Mixtral => Arch::Llama.name(),
+        Arch::Qwen2Moe => "qwen2moe",
+        Arch::Qwen3Moe => "qwen3moe",
+        arch => arch.name(),
+    }
+}
+
+/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
+pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
+    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
+    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
+    let one = |i: usize| {
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
+        if wave < original / high {
+            1.0
+        } else if wave > original / low {
+            factor
+        } else {
+            let smooth = (original / wave - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..head_dim / 2).map(one).collect()
+}
+
+/// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
+fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
+    let counted = tensors.list.iter().filter(|tensor| tensor.expert.is_none_or(|expert| expert == 0));
+    let params: usize = counted.map(|tensor| tensor.own_shape().iter().product::<usize>()).sum();
+    let label = size_label(tensors.factors.len() + params);
+    spec.experts.as_ref().map_or(label.clone(), |experts| format!("{}x{label}", experts.count))
+}
+
+/// Parameters with two digits or more: 1.2B, 350M.
+fn size_label(params: usize) -> String {
+    let (scale, unit) = [(1e12, "T"), (1e9, "B"), (1e6, "M")]
+        .into_iter()
+        .find(|(scale, _)| params as f64 > *scale)
+        .unwrap_or((1e3, "K"));
+    let scaled = params as f64 / scale;
+    let digits = scaled.round_ties_even().to_string().trim_start_matches('0').len();
+    format!("{scaled:.*}{unit}", 2usize.saturating_sub(digits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The converter writes `attention_factor` as it is; a config may say the same by mscale.
+    #[test]
+    fn the_attention_of_yarn_is_written_unless_it_is_implied() {
+        let written = |attention: f64, scaling: Value| {
+            let scaled =
+                Scaling::Yarn { factor: 4.0, original: 32, attention, beta_fast: 32.0, beta_slow: 1.0, truncate: true };
+            let spec = Spec { rope: Some(Rotary { theta: 1e4, scaling: scaled }), ..Spec::default() };
+            let (mut found, config) = (None, Map::from_iter([("rope_scaling".to_string(), scaling)]));
+            let put = &mut |key: &str, value: KeyValue| {
+                if let (true, KeyValue::F32(x)) = (key.ends_with("yarn_attn_factor"), value) {
+                    found = Some(x);
+                }
+            };
+            rope(put, &spec, &config);
+            found
+        };
+        let implied = Scaling::yarn_attention(4.0);
+        assert_eq!(written(implied, json!({"rope_type": "yarn", "factor": 4.0})), None);
+        assert_eq!(written(implied, json!({"attention_factor": implied})), Some(implied));
+        assert_eq!(written(0.7, json!({"mscale": 0.7, "mscale_all_dim": 1.3})), Some(0.7));
+    }
+
+    #[test]
+    fn size_labels_have_two_digits() {
+        let labels = [
+            (999, "1.0K"),
+            (9_960, "10K"),
+            (21_500, "22K"),
+            (1_235_814_400, "1.2B"),
+            (494_032_768, "494M"),
+            (95, "0.10K"),
+        ];
+        labels.iter().for_each(|(params, label)| assert_eq!(size_label(*params), *label));
+    }
+}
