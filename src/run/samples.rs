@@ -29,7 +29,9 @@ pub fn main(mut s: Settings, launched: Option<&RankEnv>, count: u64, look: Sampl
         return Ok(());
     }
     let ModelPlan { spec, tokenizer } = ModelPlan::new(&mut s)?;
-    let tokenizer = tokens::resumed(tokenizer, &s.data, resume::newest(&s.checkpoint)?.as_deref())?;
+    // Nothing is written, so that checkpoints of an earlier run are not in the way.
+    let resumed = s.checkpoint.resume.as_ref().map_or(Ok(None), |_| resume::newest(&s.checkpoint))?;
+    let tokenizer = tokens::resumed(tokenizer, &s.data, resumed.as_deref())?;
     let objective = objective::objective(&s)?;
     let data = RunData::options(&s, &tokenizer, &spec)?;
     let parts = &data.train;

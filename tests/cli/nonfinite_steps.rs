@@ -165,8 +165,8 @@ fn a_run_whose_every_step_was_skipped_fails_and_saves_nothing() {
     }
 }
 
-/// A step whose loss is finite and after which weights are not: the save after it ends the run, and what was kept before
-/// is whole.
+/// A step whose loss is finite and after which weights are not: the save after it ends the run, and what was kept
+/// before is whole.
 #[test]
 fn lost_weights_are_not_saved_and_do_not_take_the_place_of_good_ones() {
     let dir = Dir::new();

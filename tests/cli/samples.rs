@@ -63,7 +63,10 @@ fn pairs_print_a_line_per_side_and_text_its_slices() {
     let lines = printed(&dir, "--dataset kto.jsonl --objective kto --max-len 32 --print-samples 1");
     assert_eq!((&lines[0]["label"], &lines[0]["loss_text"]), (&json!(true), &json!(["2"])));
     fs::write(dir.path("notes.txt"), "It is all there. ".repeat(9)).unwrap();
-    let lines = printed(&dir, "--dataset notes.txt --max-len 16 --print-samples 2");
+    // Checkpoints of an earlier run are not in the way of what writes nothing.
+    fs::create_dir_all(dir.path("ck/step-00000003")).unwrap();
+    fs::write(dir.path("ck/step-00000003/trainer_state.json"), "{}").unwrap();
+    let lines = printed(&dir, "--dataset notes.txt --max-len 16 --ckpt-dir ck --print-samples 2");
     assert_eq!(lines[1]["text"], " It is all there");
     assert_eq!(lines[1]["loss_text"], json!([" It is all there"]));
 }

@@ -148,23 +148,23 @@ fn parse(argv: &[String], more: &[String]) -> Result<Option<PlanCli>> {
 }
 
 /// What all candidates share: the command line, and the models and the tokenizer that it names, found and read once.
-struct Common<'a> {
+struct SharedSettings<'a> {
     argv: &'a [String],
     found: Settings,
     tokenizer: Tokenizer,
 }
 
-impl<'a> Common<'a> {
-    fn new(cli: &PlanCli, argv: &'a [String]) -> Result<Common<'a>> {
+impl<'a> SharedSettings<'a> {
+    fn new(cli: &PlanCli, argv: &'a [String]) -> Result<SharedSettings<'a>> {
         let mut found = config::resolve(&cli.run, cli.run.files.stage.as_deref(), StrategyName::Fsdp)?;
         resolve::config(&mut found)?;
         let tokenizer = tokens::tokenizer(&mut found);
-        Ok(Common { argv, found, tokenizer })
+        Ok(SharedSettings { argv, found, tokenizer })
     }
 }
 
 fn outline(
-    common: &Common,
+    common: &SharedSettings,
     candidate: &Candidate,
     device: DeviceName,
     gpus: usize,
@@ -218,7 +218,7 @@ fn plan(cli: &PlanCli, argv: &[String]) -> Result<(Cluster, Vec<PlanRow>)> {
         }
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let common = Common::new(cli, argv)?;
+    let common = SharedSettings::new(cli, argv)?;
     let outlines = on_cores(cores, &candidates, |c| outline(&common, c, device, gpus, per_node));
     // An error that every candidate has is one of the model or the flags.
     if outlines.iter().all(Result::is_err) {
@@ -277,7 +277,7 @@ fn on_cores<T: Sync, R: Send>(cores: usize, items: &[T], of: impl Fn(&T) -> R + 
 fn find(
     cli: &PlanCli,
     name: &str,
-    common: &Common,
+    common: &SharedSettings,
     candidates: &[Candidate],
     gpus: usize,
 ) -> Result<Arc<dyn MachineModel>> {

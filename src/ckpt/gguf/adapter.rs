@@ -118,7 +118,7 @@ fn sides(product: &LowRank, heads: usize) -> (Vec<f32>, Vec<f32>) {
         return (b.to_vec(), turned.collect());
     }
     let mut rows = vec![0.0; b.len()];
-    let head = if heads == 0 { 0 } else { b.len() / rank / heads };
+    let head = (b.len() / rank).checked_div(heads).unwrap_or(0);
     for (i, row) in b.chunks_exact(rank).enumerate() {
         rows[moved(i, head) * rank..][..rank].copy_from_slice(row);
     }

@@ -1,9 +1,8 @@
 //! The keys that describe a model in a GGUF file, in the order of llama.cpp's converter. Never reads or writes a file.
 use super::header::{GgufKeys, KeyValue};
 use super::model::{GgufTensors, GgufType};
-use crate::nn::{Arch, Rotary, Scaling, Spec};
+use crate::nn::{Arch, Scaling, Spec};
 use serde_json::{Map, Value};
-use std::f32::consts::TAU;
 
 /// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.
 pub fn put(
@@ -145,25 +144,6 @@ pub fn architecture(arch: Arch) -> &'static str {
     }
 }
 
-/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
-pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
-    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
-    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
-    let one = |i: usize| {
-        let exponent = (2 * i) as f32 / head_dim as f32;
-        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
-        if wave < original / high {
-            1.0
-        } else if wave > original / low {
-            factor
-        } else {
-            let smooth = (original / wave - low) / (high - low);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        }
-    };
-    (0..head_dim / 2).map(one).collect()
-}
-
 /// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
 fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
     let counted = tensors.list.iter().filter(|tensor| tensor.expert.is_none_or(|expert| expert == 0));
@@ -186,6 +166,7 @@ fn size_label(params: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::Rotary;
     use serde_json::json;
 
     /// The converter writes `attention_factor` as it is; a config may say the same by mscale.

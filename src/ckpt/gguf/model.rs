@@ -1,12 +1,12 @@
 //! The model in a GGUF file: tensor names, and the layouts in which llama.cpp differs from transformers. Llama's query
-//! and key rows are interleaved, since llama.cpp rotates neighbors and not halves; Gemma's norms are stored with their 1
-//! added; the experts of a block are one tensor. Never reads or writes a file.
+//! and key rows are interleaved, since llama.cpp rotates neighbors and not halves; Gemma's norms are stored with their
+//! 1 added; the experts of a block are one tensor. Never reads or writes a file.
 use super::header::TENSOR_ALIGN;
-use super::keys;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Layout, Scaling, Segment, Spec};
+use crate::nn::{Arch, Layout, Rotary, Scaling, Segment, Spec};
 use std::collections::HashMap;
+use std::f32::consts::TAU;
 
 /// `--gguf-type`: the type of matrices. Other tensors are f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,8 +106,8 @@ pub fn moved(index: usize, head: usize) -> usize {
     first + i % (head / 2) * 2 + i / (head / 2)
 }
 
-/// The tensors of a file, sorted by their names in Hugging Face files, but all experts of a block by their matrices. The
-/// factors of llama3 rotary scaling come first, if there are any.
+/// The tensors of a file, sorted by their names in Hugging Face files, but all experts of a block by their matrices.
+/// The factors of llama3 rotary scaling come first, if there are any.
 pub struct GgufTensors {
     pub list: Vec<GgufTensor>,
     by_source: HashMap<String, usize>,
@@ -126,7 +126,7 @@ impl GgufTensors {
         let mut segments: Vec<(&Segment, GgufName)> = segments.collect::<Result<_>>()?;
         segments.sort_by_key(|(segment, name)| name.order(&segment.name));
         let experts = spec.experts.as_ref().map_or(0, |experts| experts.count);
-        let factors = spec.rope.as_ref().map_or_else(Vec::new, |rope| keys::factors(rope, spec.head_dim));
+        let factors = spec.rope.as_ref().map_or_else(Vec::new, |rope| factors(rope, spec.head_dim));
         let mut offset = padded(4 * factors.len());
         let mut list = Vec::with_capacity(segments.len());
         for (segment, GgufName { name, expert }) in segments {
@@ -225,6 +225,25 @@ pub fn interleaved_heads(spec: &Spec, source: &str) -> usize {
     }
 }
 
+/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
+pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
+    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
+    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
+    let one = |i: usize| {
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
+        if wave < original / high {
+            1.0
+        } else if wave > original / low {
+            factor
+        } else {
+            let smooth = (original / wave - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..head_dim / 2).map(one).collect()
+}
+
 /// The families whose converter is followed, and GPT-2, which is refused for its positions.
 const EXPORTED: [Arch; 11] = [
     Arch::Llama,
@@ -308,7 +327,7 @@ fn check(spec: &Spec) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::{Experts, Rotary};
+    use crate::nn::Experts;
 
     #[test]
     fn families_that_cannot_be_exported_are_named() {

@@ -310,8 +310,8 @@ impl<'a> Trainer<'a> {
         self.position.step == self.began.step || self.position.updates > self.began.updates
     }
 
-    /// Like [`Trainer::save`], but not after a step whose loss was not finite: a model that is lost would take the place
-    /// of checkpoints that are not.
+    /// Like [`Trainer::save`], but not after a step whose loss was not finite: a model that is lost would take the
+    /// place of checkpoints that are not.
     fn save_good(&mut self, in_background: bool) -> Result<()> {
         if self.bad_in_a_row == 0 || !self.has_learned() {
             return self.save(in_background);

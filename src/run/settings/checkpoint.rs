@@ -37,7 +37,8 @@ pub struct CheckpointSettings {
     /// Export the final model with its tokenizer to this GGUF file, for llama.cpp and Ollama [default: none]
     #[arg(long, value_name = "FILE")]
     pub save_gguf: Option<PathBuf>,
-    /// Type of the matrices in the save-gguf file; norms and biases are always fp32 [default: f16; of an adapter alone, fp32]
+    /// Type of the matrices in the save-gguf file; norms and biases are always fp32 [default: f16; of an adapter alone,
+    /// fp32]
     #[arg(long)]
     pub gguf_type: Option<GgufName>,
     /// Only write the model of --pretrain to save-hf and save-gguf, without training, then exit

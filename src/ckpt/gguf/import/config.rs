@@ -1,7 +1,7 @@
 //! The `config.json` of a model from the keys of a GGUF file. Never guesses: a key of the model that is neither read
 //! nor known to change nothing is an error that names it.
 use super::super::file::{GgufFile, GgufValue};
-use super::super::keys::factors;
+use super::super::model::factors;
 use crate::base::{Error, Result, quote};
 use crate::ckpt::hf::decimal;
 use crate::nn::{Rotary, Scaling};

@@ -1,5 +1,5 @@
-//! What comes after the last step: the last checkpoint, evaluation, export and sample, and whether the run has succeeded.
-//! Never trains.
+//! What comes after the last step: the last checkpoint, evaluation, export and sample, and whether the run has
+//! succeeded. Never trains.
 use super::super::export;
 use super::Trainer;
 use crate::base::{Error, Result};
