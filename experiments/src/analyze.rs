@@ -6,6 +6,7 @@ use crate::chart::{BUSY, CURVES, EXPOSED, color, save};
 use crate::page::{self, ShownRun, TraceLink};
 use crate::summary::{self, Found, RunRow};
 use crate::table;
+use crate::task::{TrainingTask, shared};
 use crate::verdict::Verdict;
 use flatshard::base::{Error, Result};
 use std::fs;
@@ -203,8 +204,12 @@ fn losses(found: &Found, baseline: &RunRow) -> Option<String> {
     };
     let names = |rows: &[&RunRow]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
     let curves = groups.iter().enumerate().map(|(n, (rows, points))| styled(n, names(rows), points.clone())).collect();
-    let mut panels =
-        vec![CurvePanel { title: "loss (nats a token)".into(), curves, log: false, mark: None, height: 260.0 }];
+    let title = match shared(&found.rows.iter().collect::<Vec<_>>(), |row| Some(TrainingTask::of(row).loss_over)) {
+        Some("per token") => "loss (nats a token)".to_string(),
+        Some(over) if !over.is_empty() => format!("loss ({over})"),
+        _ => "loss".to_string(),
+    };
+    let mut panels = vec![CurvePanel { title, curves, log: false, mark: None, height: 260.0 }];
     let apart = |(n, (rows, points)): (usize, &SameLosses)| {
         let base = |step: f64| baseline.curve.loss(step as u64);
         let points: Vec<(f64, f64)> =

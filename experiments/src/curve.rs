@@ -20,11 +20,7 @@ enum MetricsEvent {
         message: String,
     },
     End {},
-    Eval {
-        step: u64,
-        #[serde(default)]
-        loss: Option<f64>,
-    },
+    Eval(EvalMetrics),
     Samples {
         step: u64,
         samples: Vec<PromptText>,
@@ -116,6 +112,22 @@ pub struct StepMetrics {
     pub tokens: Option<u64>,
 }
 
+/// An evaluation on held-out rows. What its objective does not have is absent or null.
+#[derive(Deserialize, Clone, Debug)]
+pub struct EvalMetrics {
+    pub step: u64,
+    pub loss: Option<f64>,
+    pub reward_margin: Option<f64>,
+    pub reward_accuracy: Option<f64>,
+    pub accuracy: Option<f64>,
+    pub reward_mean: Option<f64>,
+    // Its size, by what the objective counts.
+    pub tokens: Option<u64>,
+    pub pairs: Option<u64>,
+    pub samples: Option<u64>,
+    pub prompts: Option<u64>,
+}
+
 /// What the model wrote after a prompt of `--sample-prompts`.
 #[derive(Deserialize, Clone, Debug)]
 pub struct PromptText {
@@ -132,8 +144,8 @@ pub struct Curve {
     pub header: RunHeader,
     /// Rising by step. Where a resumed run did a step again, its later line.
     pub steps: BTreeMap<u64, StepMetrics>,
-    /// Loss on held-out rows, by step.
-    pub evals: BTreeMap<u64, f64>,
+    /// By step.
+    pub evals: BTreeMap<u64, EvalMetrics>,
     /// Texts of the evaluations, by step and prompt.
     pub samples: BTreeMap<u64, Vec<PromptText>>,
     /// Files of `--profile-steps`, as the run names them.
@@ -208,7 +220,7 @@ impl Curve {
                 (self.header, self.ended, self.error) = (header, false, None);
             }
             MetricsEvent::Step(step) => drop(self.steps.insert(step.step, step)),
-            MetricsEvent::Eval { step, loss } => drop(loss.map(|loss| self.evals.insert(step, loss))),
+            MetricsEvent::Eval(eval) => drop(self.evals.insert(eval.step, eval)),
             MetricsEvent::Samples { step, samples } => drop(self.samples.insert(step, samples)),
             MetricsEvent::Trace { path } => {
                 self.traces.retain(|known| *known != path);

@@ -18,6 +18,7 @@ mod chart; // SVG and PNG
 mod learned; // accuracy of preference runs
 mod compare; // two curves
 mod summary; // the cost of each run of a directory
+mod task; // what a run is for
 mod table; // as text
 mod memory; // memory timelines
 mod trace; // of a step

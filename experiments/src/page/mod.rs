@@ -1,11 +1,14 @@
 //! The page of a set of runs: one self-contained HTML file, drawn by its own script from the numbers in it, for
 //! `analyze` and `watch`. Never computes results, and loads nothing.
-use crate::curve::StepMetrics;
+use crate::curve::{EvalMetrics, StepMetrics};
 use crate::summary::RunRow;
+use crate::task::{TrainingTask, shared};
 use crate::{table, trace};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
+mod cards;
+mod models;
 mod samples;
 mod settings;
 
@@ -90,20 +93,38 @@ fn encoded(text: &str) -> String {
 pub fn view(title: &str, runs: &[ShownRun], baseline: Option<&RunRow>, warmup: usize) -> Value {
     let rows: Vec<&RunRow> = runs.iter().filter_map(|run| run.row).collect();
     let failed = runs.iter().filter(|run| run.status == "failed").count();
-    let facts: Vec<[String; 2]> = baseline.map_or(vec![], |baseline| facts(&rows, baseline));
-    let title = match runs {
-        [ShownRun { row: Some(row), .. }] => title_of(row),
-        _ => title.to_string(),
+    let about_models = models::are_compared(&rows);
+    let cards = match (&rows[..], baseline) {
+        ([row], _) => cards::state(row),
+        (rows, Some(baseline)) if about_models => models::facts(rows, baseline),
+        (rows, Some(baseline)) => cards::costs(rows, baseline),
+        (_, None) => vec![],
+    };
+    let note = match baseline.filter(|_| about_models) {
+        Some(baseline) => models::note(&rows, baseline, warmup),
+        None => note(&rows, baseline, warmup),
+    };
+    let shown = |run: &ShownRun| {
+        let mut value = shown(run, baseline);
+        if let Some(row) = run.row.filter(|_| about_models) {
+            let (cells, keys): (Vec<_>, Vec<_>) = models::cells(row, &rows).into_iter().unzip();
+            (value["cells"], value["keys"]) = (json!(cells), json!(keys));
+        }
+        value
     };
     json!({
-        "title": title,
-        "lead": lead(&rows, runs.len(), failed, baseline),
-        "note": note(&rows, baseline, warmup),
-        "cards": facts,
+        "title": if about_models || runs.len() == 1 && rows.len() == 1 { cards::title(&rows) } else { title.into() },
+        "lead": lead(&rows, runs.len(), failed, baseline, about_models),
+        "note": note,
+        "cards": cards,
+        "about_models": about_models,
+        "loss_over": shared(&rows, |row| Some(TrainingTask::of(row).loss_over)),
+        // The curve that comes first.
+        "main": if shared(&rows, |row| Some(TrainingTask::of(row).rewarded)) == Some(true) { "reward_mean" } else { "loss" },
         "settings": settings::table(&rows),
-        "head": table::HEAD,
+        "head": if about_models { models::head(&rows) } else { table::HEAD.to_vec() },
         "lanes": trace::legend(),
-        "runs": runs.iter().map(|run| shown(run, baseline)).collect::<Vec<_>>(),
+        "runs": runs.iter().map(shown).collect::<Vec<_>>(),
     })
 }
 
@@ -140,7 +161,7 @@ fn shown(run: &ShownRun, baseline: Option<&RunRow>) -> Value {
         "losses_of": run.row.map(RunRow::losses_of),
         "baseline": run.row.zip(baseline).is_some_and(|(row, baseline)| row.name == baseline.name),
         "columns": (!run.known).then(|| run.row.map_or(json!({}), columns)),
-        "evals": run.row.map_or(vec![], |row| row.curve.evals.iter().map(|(&step, &loss)| json!([step, loss])).collect()),
+        "evals": run.row.map_or(json!({}), evals),
         "samples": run.row.filter(|_| !run.known).map(|row| samples::shown(&row.curve)),
         "traces": run.traces.iter().map(|t| json!({"file": t.file, "href": t.href, "about": t.about, "picture": t.picture}))
             .collect::<Vec<_>>(),
@@ -159,6 +180,20 @@ fn shown(run: &ShownRun, baseline: Option<&RunRow>) -> Value {
         });
     }
     value
+}
+
+/// The evaluations of a run by column, `[step, number]`.
+fn evals(row: &RunRow) -> Value {
+    let of = |value: fn(&EvalMetrics) -> Option<f64>| -> Vec<Value> {
+        row.curve.evals.iter().filter_map(|(step, eval)| Some(json!([step, value(eval)?]))).collect()
+    };
+    json!({
+        "loss": of(|e| e.loss),
+        "reward_margin": of(|e| e.reward_margin),
+        "reward_accuracy": of(|e| e.reward_accuracy),
+        "accuracy": of(|e| e.accuracy),
+        "reward_mean": of(|e| e.reward_mean),
+    })
 }
 
 /// The curves of a run by column, one value per step, without columns that are empty.
@@ -234,7 +269,7 @@ fn thinned(steps: &[&StepMetrics], most: usize) -> Vec<usize> {
 }
 
 /// One line about the runs.
-fn lead(rows: &[&RunRow], runs: usize, failed: usize, baseline: Option<&RunRow>) -> String {
+fn lead(rows: &[&RunRow], runs: usize, failed: usize, baseline: Option<&RunRow>, about_models: bool) -> String {
     let mut parts = vec![format!("{runs} run{}", if runs == 1 { "" } else { "s" })];
     if failed > 0 {
         parts.push(format!("{failed} of them failed"));
@@ -253,8 +288,11 @@ fn lead(rows: &[&RunRow], runs: usize, failed: usize, baseline: Option<&RunRow>)
         parts.push(format!("{ranks} rank{plural}{}", device.map_or(String::new(), |device| format!(" on {device}"))));
     }
     let tokens = baseline.curve.steps.values().next_back().and_then(|step| step.tokens);
+    let tokens = tokens.filter(|_| all(&|row| row.is_comparable(baseline)));
     let each = tokens.map_or(String::new(), |n| format!(" of {} tokens", table::grouped(n as f64)));
-    parts.push(format!("{} steps{each}", baseline.curve.steps.len()));
+    if !about_models || all(&|row| row.curve.steps.len() == baseline.curve.steps.len()) {
+        parts.push(format!("{} steps{each}", baseline.curve.steps.len()));
+    }
     parts.join(", ") + "."
 }
 
@@ -280,110 +318,6 @@ fn note(rows: &[&RunRow], baseline: Option<&RunRow>, warmup: usize) -> String {
          Loss apart: the largest difference of any step, relative to the loss of {name}, of runs with its objective. \
          Bytes and times are those of rank 0.{peers}{others}"
     )
-}
-
-/// `NAME: LoRA fine-tune of MODEL`.
-fn title_of(row: &RunRow) -> String {
-    let config = &row.curve.header.config;
-    let model = config["model"]["pretrain"].as_str();
-    let adapters = if config["lora"]["rank"].is_null() { "" } else { "LoRA " };
-    let objective = match config["objective"]["objective"].as_str() {
-        _ if !config["objective"]["teacher"].is_null() => "distillation",
-        Some("dpo") => "DPO",
-        Some("kto") => "KTO",
-        Some("rm") => "reward model",
-        Some("grpo") => "GRPO",
-        _ if model.is_some() => "fine-tune",
-        Some(_) => "training from scratch",
-        None => return row.name.clone(),
-    };
-    let model = model.map(|model| Path::new(model).file_name().map_or(model.into(), |name| name.to_string_lossy()));
-    let model = model.map_or(String::new(), |model| format!(" of {model}"));
-    format!("{}: {adapters}{objective}{model}", row.name)
-}
-
-/// What the model learned: evaluation before and after.
-fn learned(row: &RunRow) -> Vec<[String; 2]> {
-    let evals = &row.curve.evals;
-    let Some(((first, before), (last, after))) = evals.first_key_value().zip(evals.last_key_value()) else {
-        return vec![];
-    };
-    if first == last {
-        return vec![[format!("{after:.4}"), format!("evaluation loss of step {last}")]];
-    }
-    let start = if *first == 0 { "before training".to_string() } else { format!("of step {first}") };
-    let mut facts = vec![[format!("{before:.4} → {after:.4}"), format!("evaluation loss {start} and of step {last}")]];
-    let config = &row.curve.header.config["objective"];
-    if config["objective"].as_str().is_none_or(|name| name == "sft") {
-        facts.push([format!("{:.2} → {:.2}", before.exp(), after.exp()), "perplexity on held-out rows".into()]);
-    }
-    facts
-}
-
-/// How far the run is: tokens seen, and the time left.
-fn progress(row: &RunRow) -> Vec<[String; 2]> {
-    let tokens: u64 = row.curve.steps.values().filter_map(|step| step.tokens).sum();
-    let mut facts = vec![];
-    if tokens > 0 {
-        facts.push([table::grouped(tokens as f64), "tokens seen".into()]);
-    }
-    let last = row.curve.header.config["run"]["max_steps"].as_u64().filter(|_| !row.curve.ended);
-    let left = last.map(|last| last.saturating_sub(row.curve.last())).filter(|&left| left > 0);
-    if let Some((left, seconds)) = left.zip(row.step_time_s) {
-        let minutes = (left as f64 * seconds / 60.0).ceil() as u64;
-        let text =
-            if minutes < 60 { format!("{minutes} min") } else { format!("{} h {} min", minutes / 60, minutes % 60) };
-        facts.push([text, format!("left, {left} steps")]);
-    }
-    facts
-}
-
-/// (value, meaning): the state of a single run; of several, the best of each cost.
-fn facts(rows: &[&RunRow], baseline: &RunRow) -> Vec<[String; 2]> {
-    let peak = |row: &RunRow| row.peak_mem_bytes.map(|n| n as f64);
-    let mut facts = vec![];
-    if let [row] = rows {
-        facts.extend(learned(row));
-        if let Some(loss) = row.last_loss() {
-            facts.push([format!("{loss:.4}"), format!("loss of step {}", row.curve.last())]);
-        }
-        facts.extend(progress(row));
-        facts.extend(row.speed().map(|speed| [table::grouped(speed), "tokens/s, median".into()]));
-        facts.extend(peak(row).map(|bytes| [format!("{} MiB", table::mib(bytes, 0)), "peak memory per rank".into()]));
-        facts.extend(
-            row.exposed_share().map(|x| [format!("{:.1} %", 100.0 * x), "of a step in exposed communication".into()]),
-        );
-        return facts;
-    }
-    let ratio = |row: &RunRow, x: Option<f64>| {
-        let other = x.filter(|_| row.name != baseline.name);
-        other.map_or(String::new(), |x| format!(", {x:.2}x {}", baseline.name))
-    };
-    let best = |value: &dyn Fn(&RunRow) -> Option<f64>| {
-        let fair = rows.iter().filter(|row| row.is_comparable(baseline));
-        let known = fair.filter_map(|row| Some((*row, value(row)?)));
-        known.max_by(|a, b| a.1.total_cmp(&b.1))
-    };
-    if let Some((row, speed)) = best(&RunRow::speed) {
-        let times = ratio(row, baseline.speed().map(|base| speed / base));
-        facts.push([row.name.clone(), format!("fastest: {} tokens/s{times}", table::grouped(speed))]);
-    }
-    if let Some((row, bytes)) = best(&|row| peak(row).map(|n| -n)) {
-        let times = ratio(row, peak(baseline).map(|base| -bytes / base));
-        facts.push([row.name.clone(), format!("least memory: {} MiB per rank{times}", table::mib(-bytes, 0))]);
-    }
-    if let Some((row, share)) = best(&|row| row.exposed_share().map(|share| -share)) {
-        facts.push([row.name.clone(), format!("least exposed communication: {:.1} % of a step", -100.0 * share)]);
-    }
-    let ours = || rows.iter().filter(|row| row.difference(baseline).is_some() && row.name != baseline.name);
-    if ours().count() > 0 {
-        let same = ours().filter(|row| row.difference(baseline) == Some(0.0)).count();
-        facts.push([
-            format!("{same} of {}", ours().count()),
-            format!("have the losses of {} bit for bit", baseline.name),
-        ]);
-    }
-    facts
 }
 
 #[cfg(test)]

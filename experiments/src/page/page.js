@@ -17,7 +17,7 @@ const shown = { hidden: new Set(), known: new Set(), open: new Set(), sort: null
 
 // [column, title, unit, factor]
 const METRICS = [
-  ['loss', 'Loss', 'per token', 1], ['apart', '', '', 1],
+  ['loss', 'Loss', '', 1], ['apart', '', '', 1],
   ['reward_mean', 'Reward', '', 1], ['reward_margin', 'Reward margin', '', 1], ['reward_accuracy', 'Reward accuracy', '%', 100],
   ['accuracy', 'Accuracy', '%', 100], ['reward_chosen', 'Reward of chosen answers', '', 1], ['reward_rejected', 'Reward of rejected answers', '', 1],
   ['kl', 'KL to the reference', 'nats', 1], ['reverse_kl', 'KL to the teacher', 'nats', 1], ['entropy', 'Entropy', 'nats', 1], ['completion_tokens', 'Sampled tokens', 'per step', 1], ['tokens_per_sec', 'Throughput', 'tokens/s', 1],
@@ -25,6 +25,8 @@ const METRICS = [
   ['exposed_comm_s', 'Exposed communication', 'ms', 1e3], ['peak_mem_bytes', 'Peak memory per rank', 'MiB', 1 / (1 << 20)],
   ['lr', 'Learning rate', '', 1], ['mfu', 'MFU', '%', 100], ['sol', '% of peak', '%', 100], ['data_time_s', 'Waiting for data', 'ms', 1e3],
 ];
+// On a page about models, these curves stand below the settings.
+const COSTS = ['tokens_per_sec', 'step_time_s', 'exposed_comm_s', 'peak_mem_bytes', 'mfu', 'sol', 'data_time_s'];
 const ACROSS = [['step', 'step'], ['tokens_so_far', 'tokens'], ['seconds_so_far', 'training time, s']];
 const MEMORY = [['params', 1], ['grads', 4], ['optimizer', 7], ['slots', 3], ['saved', 2], ['scratch', 0], ['other', 5]];
 const MIB = 1 << 20;
@@ -54,13 +56,17 @@ const baseline = () => view.runs.find(run => run.baseline) || view.runs[0];
 // ---- Cards and table
 
 function cards() {
+  document.querySelector('h1').textContent = document.title = view.title;
   $('lead').textContent = view.lead;
   $('note').textContent = view.note;
   $('cards').replaceChildren(...view.cards.map(([value, meaning]) => el('div', { class: 'card' }, el('b', {}, value), el('span', {}, meaning))));
 }
 
 function heads() {
+  if (shown.head === String(view.head)) return;
+  shown.head = String(view.head);
   const head = el('tr');
+  $('sort').replaceChildren();
   view.head.forEach((text, i) => {
     const button = el('button', { type: 'button' }, text);
     button.onclick = () => sortBy(i, shown.sort === i && !shown.down);
@@ -71,6 +77,7 @@ function heads() {
   $('sort').value = '';
   $('sort').onchange = () => sortBy($('sort').value === '' ? null : +$('sort').value, false);
   $('runs').tHead.replaceChildren(head);
+  shown.sort = null;
 }
 
 function sortBy(column, down) {
@@ -112,7 +119,7 @@ function points(run, metric, factor) {
   let ys = column(run, metric);
   if (metric === 'apart') {
     const base = baseline(), losses = column(base, 'loss');
-    if (run === base || !losses || !column(run, 'loss') || String(run.losses_of) !== String(base.losses_of)) return [];
+    if (view.about_models || run === base || !losses || !column(run, 'loss') || String(run.losses_of) !== String(base.losses_of)) return [];
     const at = new Map(base.columns.step.map((step, i) => [step, losses[i]]));
     ys = column(run, 'loss').map((loss, i) => {
       const other = at.get(steps[i]);
@@ -147,13 +154,20 @@ function ticks(low, high, count, log) {
   return found;
 }
 
+// Points [x, y] of a run's evaluations.
+function evaluations(run, chart) {
+  const xs = column(run, shown.x), at = new Map(column(run, 'step').map((step, i) => [step, xs[i]]));
+  const x = step => (shown.x === 'step' ? step : step === 0 ? 0 : at.get(step));
+  return (run.evals[chart.metric] || []).map(([step, y]) => [x(step), y * chart.factor]).filter(point => Number.isFinite(point[0]));
+}
+
 function seriesOf(chart) {
   const found = [];
   view.runs.forEach((run, i) => {
     if (shown.hidden.has(run.name)) return;
     const raw = points(run, chart.metric, chart.factor);
     if (!raw.some(point => point[1] !== null)) return;
-    found.push({ run, i, raw, line: shown.smoothing ? smooth(raw, shown.smoothing) : raw, evals: chart.metric === 'loss' && shown.x === 'step' ? run.evals : [] });
+    found.push({ run, i, raw, line: shown.smoothing ? smooth(raw, shown.smoothing) : raw, evals: evaluations(run, chart) });
   });
   return found;
 }
@@ -208,6 +222,7 @@ function draw(chart) {
   for (const s of series) {
     if (shown.smoothing) trace(s.raw, s.i, { class: 'raw' });
     trace(s.line, s.i, { 'stroke-dasharray': dashes(s.i) || null, 'data-run': s.run.name, 'data-points': s.line.filter(p => usable(p[1])).length });
+    if (view.about_models) trace(s.evals, s.i, { class: 'evals' });
     for (const [x, y] of s.evals) if (usable(y)) area.append(
       svg('circle', { cx: X(x), cy: Y(y), r: 3.5, fill: 'var(--card)', stroke: color(s.i), 'stroke-width': 1.6 }));
   }
@@ -308,22 +323,28 @@ function curves() {
   const options = ACROSS.filter(([name]) => any.some(run => column(run, name)));
   if ($('across').options.length !== options.length)
     $('across').replaceChildren(...options.map(([value, text]) => el('option', { value, selected: value === shown.x ? '' : null }, text)));
-  for (const [metric, title, unit, factor] of METRICS) {
+  const order = [view.main, ...METRICS.map(m => m[0]).filter(metric => metric !== view.main)];
+  for (const [metric, title, own, factor] of METRICS) {
+    const unit = metric === 'loss' ? view.loss_over : own;
     const wanted = any.some(run => points(run, metric, factor).some(p => p[1] !== null && (metric !== 'apart' || p[1] > 0)));
+    // A run of another task may have come.
+    if (charts.has(metric) && metric === 'loss') charts.get(metric).heading.textContent = unit ? `${title} (${unit})` : title;
     if (!wanted || charts.has(metric)) continue;
-    const chart = { metric, factor, wide: metric === 'loss', title: metric === 'apart' ? `Loss, relative difference to ${baseline().name}` : title };
+    const chart = { metric, factor, wide: metric === view.main, title: metric === 'apart' ? `Loss, relative difference to ${baseline().name}` : title };
     const log = el('input', { type: 'checkbox', 'data-log': metric });
     log.checked = !!shown.log[metric];
     log.onchange = () => { shown.log[metric] = log.checked; draw(chart); };
     chart.tip = el('div', { class: 'tip' });
     chart.tip.hidden = true;
     chart.plot = el('div', { class: 'plot', 'data-metric': metric });
-    const caption = el('figcaption', {}, el('h3', {}, chart.title + (unit ? ` (${unit})` : '')), el('label', {}, log, 'log scale'));
+    chart.heading = el('h3', {}, chart.title + (unit ? ` (${unit})` : ''));
+    const caption = el('figcaption', {}, chart.heading, el('label', {}, log, 'log scale'));
     chart.figure = el('figure', { class: chart.wide ? 'wide' : '' }, caption, chart.plot);
     charts.set(metric, chart);
-    const order = METRICS.map(m => m[0]), after = [...charts.values()].filter(c => order.indexOf(c.metric) > order.indexOf(metric));
+    chart.place = $(view.about_models && COSTS.includes(metric) ? 'speeds' : 'charts');
+    const after = [...charts.values()].filter(c => c.place === chart.place && order.indexOf(c.metric) > order.indexOf(metric));
     const next = after.sort((a, b) => order.indexOf(a.metric) - order.indexOf(b.metric))[0];
-    $('charts').insertBefore(chart.figure, next ? next.figure : null);
+    chart.place.insertBefore(chart.figure, next ? next.figure : null);
   }
   drawAll();
 }
@@ -366,7 +387,7 @@ function samples() {
     ...run.samples.prompts.map((of, n) => block(run, of, n)),
     run.samples.more ? el('p', { class: 'quiet note' }, `The metrics file has ${run.samples.more} more prompts.`) : '',
   ]));
-  if (charts.has('loss')) charts.get('loss').figure.after($('samples'));
+  if (charts.has(view.main)) charts.get(view.main).figure.after($('samples'));
 }
 
 // ---- Bars
@@ -381,7 +402,7 @@ function panel(title, note, list, extra = null) {
 }
 
 function bars() {
-  const ratio = (x, base) => (base > 0 && view.runs.length > 1 ? ` (${(x / base).toFixed(2)}x)` : '');
+  const ratio = (x, base) => (base > 0 && view.runs.length > 1 && !view.about_models ? ` (${(x / base).toFixed(2)}x)` : '');
   const having = (...names) => view.runs.map((run, i) => [run, i, run.costs]).filter(([, , costs]) => costs && names.some(name => costs[name] !== null));
   const base = (baseline() || {}).costs || {}, most = (list, value) => Math.max(...list.map(([, , costs]) => value(costs)), 1e-300);
   const figures = [];
@@ -428,6 +449,7 @@ function settings() {
   const { runs, rows } = view.settings;
   const cell = (tag, text) => el(tag, {}, text);
   $('settings').hidden = !rows.length;
+  $('costs')[view.about_models ? 'before' : 'after']($('settings'));
   $('settings-title').textContent = runs.length > 1 ? 'Settings that differ' : 'Hyperparameters';
   $('values').tHead.replaceChildren(...(runs.length > 1 ? [el('tr', {}, cell('th', 'setting'), ...runs.map(name => cell('th', name)))] : []));
   $('values').tBodies[0].replaceChildren(...rows.map(row => el('tr', {}, ...row.map(text => cell('td', text)))));
@@ -450,10 +472,11 @@ function traces() {
 
 function render() {
   cards();
+  heads();
   rows();
+  bars();
   curves();
   samples();
-  bars();
   settings();
   traces();
 }
@@ -478,7 +501,6 @@ function theme(name) {
   };
 }
 theme(themes.includes(stored()) ? stored() : 'auto');
-heads();
 render();
 
 // Sends the versions it has, so that only changed runs come back.

@@ -47,6 +47,36 @@ pub fn table(rows: &[&RunRow]) -> Value {
     json!({"runs": names, "rows": keys.iter().filter_map(line).take(MOST).collect::<Vec<_>>()})
 }
 
+/// Whether runs differ in what or how they learn, and not only in how the work is shared. Precision is part of a
+/// strategy where strategies differ too.
+pub fn learn_differently(rows: &[&RunRow]) -> bool {
+    let config = &rows[0].curve.header.config;
+    let samples = config["objective"]["objective"] == "grpo" || config["objective"]["on_policy"] == true;
+    let global_batch = |row: &RunRow| {
+        let (batch, mesh) = (&row.curve.header.config["batch"], &row.curve.header.mesh);
+        let size = |axis: &str| mesh.get(axis).copied().unwrap_or(1);
+        let rows = batch["batch_size"].as_u64()? * batch["grad_accum"].as_u64().unwrap_or(1);
+        Some(rows * size("dp_replicate") * size("dp_shard"))
+    };
+    let learns = |section: &str, key: &str| match section {
+        "model" | "objective" | "optim" | "tune" | "lora" => true,
+        "data" => !key.starts_with("cache"),
+        "run" => ["seed", "epochs", "max_steps"].contains(&key),
+        // Ranks that share samples have larger batches in steps of the same size.
+        "batch" => rows.iter().any(|row| global_batch(row) != global_batch(rows[0])),
+        "generate" => samples,
+        _ => false,
+    };
+    let strategy = |section: &str, key: &str| match section {
+        "fsdp" | "zero" | "parallel" => true,
+        "run" => ["strategy", "nproc_per_node", "num_nodes", "device"].contains(&key),
+        _ => false,
+    };
+    let keys = differing(rows);
+    let any = |of: &dyn Fn(&str, &str) -> bool| keys.iter().any(|(section, key)| of(section, key));
+    any(&learns) || any(&|section, _| section == "precision") && !any(&strategy)
+}
+
 fn differing(rows: &[&RunRow]) -> Vec<(String, String)> {
     let mut keys: Vec<(String, String)> = vec![];
     for row in rows {

@@ -1,6 +1,6 @@
 //! `experiments analyze` from outside, on handmade metrics: correct numbers, complete files, and a page without
 //! external resources.
-use super::common::experiments;
+use super::common::{experiments, view};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -234,12 +234,6 @@ fn bad_input_is_named() {
     assert!(ended.err.contains("text/metrics.jsonl, line 1"), "{}", ended.err);
 }
 
-fn view(dir: &Path) -> serde_json::Value {
-    let page = fs::read_to_string(dir.join("analysis/report.html")).unwrap();
-    let data = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
-    serde_json::from_str(data).unwrap()
-}
-
 #[test]
 fn steps_of_other_sizes_are_marked_and_not_ranked() {
     let dir = TempDir::new().unwrap();
@@ -254,28 +248,4 @@ fn steps_of_other_sizes_are_marked_and_not_ranked() {
     }
     let cards = view(dir.path())["cards"].to_string();
     assert!(cards.contains("fastest") && !cards.contains("tp2"), "{cards}");
-}
-
-#[test]
-fn a_single_run_is_about_its_model() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("mine");
-    fs::create_dir_all(&path).unwrap();
-    let config = "{\"model\":{\"pretrain\":\"hub/tiny\"},\"objective\":{\"objective\":\"sft\"},\"lora\":{\"rank\":4},\"run\":{\"max_steps\":2}}";
-    let text = format!(
-        "{{\"event\":\"run\",\"config\":{config}}}\n{{\"event\":\"eval\",\"step\":0,\"loss\":2.0}}\n\
-         {{\"event\":\"step\",\"step\":1,\"loss\":2.0,\"tokens\":30,\"reward_margin\":0.25,\"reward_accuracy\":0.5}}\n\
-         {{\"event\":\"step\",\"step\":2,\"loss\":1.0,\"tokens\":12,\"reward_margin\":0.5,\"reward_accuracy\":1.0}}\n\
-         {{\"event\":\"eval\",\"step\":2,\"loss\":1.0}}\n{{\"event\":\"end\"}}\n"
-    );
-    fs::write(path.join("metrics.jsonl"), text).unwrap();
-    assert_eq!(experiments(dir.path(), &["analyze", "--output-dir", "."]).code, 0);
-    let view = view(dir.path());
-    assert_eq!(view["title"], "mine: LoRA fine-tune of tiny");
-    let cards = view["cards"].to_string();
-    for part in ["2.0000 → 1.0000", "7.39 → 2.72", "perplexity", "\"42\",\"tokens seen\""] {
-        assert!(cards.contains(part), "no {part} in {cards}");
-    }
-    assert_eq!(view["runs"][0]["columns"]["reward_margin"], serde_json::json!([0.25, 0.5]));
-    assert!(view["settings"]["rows"].to_string().contains("[\"lora.rank\",\"4\"]"), "{}", view["settings"]);
 }

@@ -63,6 +63,13 @@ pub fn calls(dir: &Path) -> usize {
     fs::read_to_string(dir.join("calls")).unwrap_or_default().lines().count()
 }
 
+/// The data of the page that `analyze` made of the runs in `dir`.
+pub fn view(dir: &Path) -> serde_json::Value {
+    let page = fs::read_to_string(dir.join("analysis/report.html")).unwrap();
+    let data = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
+    serde_json::from_str(data).unwrap()
+}
+
 /// The directory of the real training binaries: cargo builds all binaries of a package for its tests.
 pub fn real_binaries() -> PathBuf {
     Path::new(crate::binaries::FSDP).parent().unwrap().to_path_buf()

@@ -6,6 +6,7 @@ mod chart;
 mod common;
 mod compare;
 mod help;
+mod models;
 mod real;
 mod run;
 mod suite;
