@@ -7,29 +7,44 @@ use serde_json::{Value, json};
 /// A number of evaluations, and how it is written.
 pub struct Measure {
     pub title: &'static str,
+    /// Above a column of a table.
+    pub column: &'static str,
     pub value: fn(&EvalMetrics) -> Option<f64>,
     pub text: fn(f64) -> String,
     /// More is better.
     pub rises: bool,
 }
 
-const LOSS: Measure = Measure { title: "evaluation loss", value: |e| e.loss, text: four_digits, rises: false };
+const LOSS: Measure =
+    Measure { title: "evaluation loss", column: "eval loss", value: |e| e.loss, text: four_digits, rises: false };
 const PERPLEXITY: Measure = Measure {
     title: "evaluation perplexity",
+    column: "eval perplexity",
     value: |e| e.loss.map(f64::exp),
     text: |x| format!("{x:.2}"),
     rises: false,
 };
 const ACCURACY: Measure = Measure {
     title: "evaluation accuracy",
+    column: "eval accuracy",
     value: |e| e.reward_accuracy.or(e.accuracy),
     text: |x| format!("{:.1} %", 100.0 * x),
     rises: true,
 };
-const MARGIN: Measure =
-    Measure { title: "evaluation reward margin", value: |e| e.reward_margin, text: four_digits, rises: true };
-const REWARD: Measure =
-    Measure { title: "evaluation reward", value: |e| e.reward_mean, text: four_digits, rises: true };
+const MARGIN: Measure = Measure {
+    title: "evaluation reward margin",
+    column: "eval margin",
+    value: |e| e.reward_margin,
+    text: four_digits,
+    rises: true,
+};
+const REWARD: Measure = Measure {
+    title: "evaluation reward",
+    column: "eval reward",
+    value: |e| e.reward_mean,
+    text: four_digits,
+    rises: true,
+};
 
 pub fn four_digits(x: f64) -> String {
     format!("{x:.4}")

@@ -292,7 +292,7 @@ fn sizes_that_do_not_fit_together() {
     refused_tiny(&["--grad-clip", "-1"], &["grad_clip is -1"]);
     refused_tiny(&["--activation-checkpoint-every", "2"], &["--activation-checkpoint is off"]);
     let second = ["--activation-checkpoint", "full", "--num-layers", "3", "--activation-checkpoint-every", "2"];
-    refused_tiny(&second, &["none of the 3 blocks would be recomputed", "choose 1 to 1"]);
+    refused_tiny(&second, &["none of the 3 blocks would be recomputed", "choose 1, or --no-activation-checkpoint"]);
     refused_tiny(&["--nproc-per-node", "0"], &["nproc_per_node is 0"]);
     refused_tiny(&["--num-nodes", "2"], &["num_nodes 2", "torchrun --nnodes 2"]);
     refused_tiny(&["--strategy", "ddp", "--dp-replicate-size", "3"], &["dp_replicate 3", "2 ranks"]);

@@ -45,7 +45,9 @@ fn a_run_learns_and_its_metrics_are_complete() {
         let passes = ["forward_time_s", "backward_time_s", "optimizer_time_s"].map(number);
         assert!(passes.iter().all(|&s| s > 0.0) && passes.iter().sum::<f64>() <= number("step_time_s"), "{step}");
         assert!(number("mem_bytes") <= number("peak_mem_bytes"), "{step}");
-        assert!(number("exposed_comm_s") <= number("step_time_s") && number("comm_time_s") <= number("step_time_s"));
+        // Operations of several groups overlap, and the time of each counts in comm_time_s: only the exposed time is
+        // within the step.
+        assert!(number("exposed_comm_s") <= number("step_time_s"), "{step}");
         assert!(number("data_time_s") < number("step_time_s"));
         assert!(number("comm_bytes") > 0.0 && number("mfu") > 0.0 && number("mfu_llm_foundry") > 0.0);
         assert!(number("mfu") < number("sol") && number("sol") <= 1.0, "{step}");

@@ -38,7 +38,7 @@ fn some_are_rewarded(rows: &[&RunRow], rewarded: bool) -> bool {
 /// Columns of the table of runs.
 pub fn head(rows: &[&RunRow]) -> Vec<&'static str> {
     let mut head = vec!["run"];
-    head.extend(measures(rows).iter().map(|measure| measure.title));
+    head.extend(measures(rows).iter().map(|measure| measure.column));
     head.extend(some_are_rewarded(rows, true).then_some("reward first → last"));
     head.extend(some_are_rewarded(rows, false).then_some("loss first → last"));
     head.extend(["tokens seen", "steps", "tokens/s", "peak MiB"]);

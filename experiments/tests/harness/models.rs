@@ -95,7 +95,7 @@ fn fine_tunes_with_other_settings_are_compared_by_their_models() {
         ["3.0000 → 1.7500", "b: evaluation loss before training and of step 3"],
     ];
     assert_eq!(view["cards"], json!(cards));
-    assert_eq!(view["head"].as_array().unwrap()[..3], ["run", "evaluation loss", "evaluation perplexity"]);
+    assert_eq!(view["head"].as_array().unwrap()[..3], ["run", "eval loss", "eval perplexity"]);
     let cells = ["b", "3.0000 → 1.7500", "20.09 → 5.75", "2.0000 → 2.0000", "150", "3", "50", "1"];
     assert_eq!(view["runs"][1]["cells"], json!(cells));
     assert_eq!(view["runs"][1]["evals"]["loss"], json!([[0, 3.0], [3, 1.75]]));
