@@ -70,7 +70,7 @@ CASES |= {
                                                   shared_expert_intermediate_size=64).items() if k != "head_dim"}),
     "qwen3_moe": ("qwen2", dict(QWEN_MOE, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=32, num_experts=12,
                                 norm_topk_prob=True, attention_bias=False, use_sliding_window=False)),
-    "olmoe": ("llama-bpe", dict(MOE, architectures=["OlmoeForCausalLM"], model_type="olmoe", attention_bias=False, clip_qkv=None)),
+    "olmoe": ("llama-bpe", dict(MOE, architectures=["OlmoeForCausalLM"], model_type="olmoe", attention_bias=False, clip_qkv=None, num_key_value_heads=4)),
 }
 PRE = {"llama-bpe": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
 TEMPLATE = {"llama-bpe": "llama3", "qwen2": "qwen2", "pieces": "gemma"}

@@ -288,6 +288,10 @@ fn check(spec: &Spec) -> Result<()> {
         _ if experts.is_some_and(|experts| experts.normalize != normalizes) => {
             Some(format!("norm_topk_prob: {} in {}", !normalizes, spec.arch.name()))
         }
+        // Its norms are over all queries and all keys, which have one width in llama.cpp.
+        _ if spec.arch == Arch::Olmoe && [spec.heads, spec.kv_heads].iter().any(|n| n * spec.head_dim != spec.dim) => {
+            Some("keys that are narrower than the model in olmoe".into())
+        }
         _ if spec.qkv_clip.is_some() => Some(format!("clip_qkv in {}", spec.arch.name())),
         None => Some("these models with learned positions".into()),
         // The file of a Gemma 2 has no key for it, and that of a Gemma 3 a base alone for its windows.
@@ -354,6 +358,10 @@ mod tests {
             (of(Arch::Qwen3Moe, experts(true, vec![0])), "dense layers in qwen3_moe"),
             (of(Arch::Qwen3Moe, experts(false, vec![])), "norm_topk_prob: false in qwen3_moe"),
             (of(Arch::Olmoe, experts(true, vec![])), "norm_topk_prob: true in olmoe"),
+            (
+                Spec { dim: 64, heads: 4, head_dim: 16, kv_heads: 2, ..of(Arch::Olmoe, experts(false, vec![])) },
+                "keys that are",
+            ),
             (Spec { qkv_clip: Some(8.0), ..of(Arch::Olmoe, experts(false, vec![])) }, "clip_qkv in olmoe"),
         ] {
             let refused = check(&spec).unwrap_err().to_string();
