@@ -92,7 +92,7 @@ pub fn beginning(
     tokenizer::put(&mut pairs, spec, &config, companions)?;
     let shape = [tensors.factors.len()];
     let factors = GgufEntry { name: FACTORS, shape: &shape, form: GgmlType::F32, offset: 0 };
-    let list = tensors.list.iter().filter(|t| t.expert.is_none_or(|expert| expert == 0));
+    let list = tensors.list.iter().filter(|t| t.is_first());
     let list = list.map(|t| GgufEntry { name: &t.name, shape: &t.shape, form: t.form, offset: t.offset });
     let entries: Vec<GgufEntry> = (shape[0] > 0).then_some(factors).into_iter().chain(list).collect();
     let mut bytes = header(&pairs, entries.into_iter());

@@ -127,11 +127,9 @@ fn adapters_alone_are_those_of_llama_cpps_converter() {
         let place = |part: &Value| (part[1].as_u64().unwrap() as usize, part[2].as_u64().unwrap() as usize);
         let end = parts.iter().map(place).map(|(at, len)| (at + len).next_multiple_of(32)).max().unwrap();
         let (header, tensors) = found.split_at(found.len() - end);
+        compare(tensors, &json!({"parts": parts, "bytes": end}), name);
         for part in parts {
-            let ((at, len), tensor) = (place(part), part[0].as_str().unwrap());
-            let hex: String =
-                Sha256::digest(&tensors[at..at + len]).iter().take(8).map(|b| format!("{b:02x}")).collect();
-            assert_eq!(part[3], hex, "{name}: {tensor} is not as the converter has it");
+            let tensor = part[0].as_str().unwrap();
             assert!(header.windows(tensor.len()).any(|window| window == tensor.as_bytes()), "{name}: no {tensor}");
         }
         fs::remove_dir_all(&adapter).unwrap();

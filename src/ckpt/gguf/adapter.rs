@@ -51,14 +51,8 @@ pub fn save_adapter(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<Gg
     disk.make_dirs(disk::parent(file))?;
     dirs::sweep_unfinished(file)?;
     let unfinished = disk::parent(file).join(dirs::unfinished(&name, dirs::nonce()));
-    let write = || {
-        let made = disk.create(&unfinished)?;
-        made.write_at(&bytes, 0)?;
-        made.sync()?;
-        disk.rename(&unfinished, file).map_err(|e| Error::io("rename", file, e))
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(&unfinished)))?;
-    disk.sync_dir(disk::parent(file))?;
+    let written = disk.write(&unfinished, &bytes).and_then(|()| dirs::publish(&disk, &unfinished, file));
+    written.inspect_err(|_| drop(std::fs::remove_file(&unfinished)))?;
     Ok(bytes.len() as u64)
 }
 

@@ -146,7 +146,7 @@ pub fn architecture(arch: Arch) -> &'static str {
 
 /// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
 fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
-    let counted = tensors.list.iter().filter(|tensor| tensor.expert.is_none_or(|expert| expert == 0));
+    let counted = tensors.list.iter().filter(|tensor| tensor.is_first());
     let params: usize = counted.map(|tensor| tensor.own_shape().iter().product::<usize>()).sum();
     let label = size_label(tensors.factors.len() + params);
     spec.experts.as_ref().map_or(label.clone(), |experts| format!("{}x{label}", experts.count))

@@ -55,6 +55,10 @@ pub struct GgufTensor {
 }
 
 impl GgufTensor {
+    /// Whether a tensor of the file begins with it: all but the later experts of a matrix.
+    pub fn is_first(&self) -> bool {
+        self.expert.is_none_or(|expert| expert == 0)
+    }
     /// Without the experts.
     pub fn own_shape(&self) -> &[usize] {
         &self.shape[usize::from(self.expert.is_some())..]
