@@ -87,6 +87,8 @@ pub struct Corpus {
     pub files: Vec<CorpusFile>,
     /// A short description, for the log.
     pub what: String,
+    /// Files of the same directories that are not read.
+    pub unread: Vec<PathBuf>,
     /// Why this is not trained on as text, unless `pretrain_mode` says so.
     pub doubt: Option<String>,
 }
@@ -160,7 +162,7 @@ impl Corpus {
                 kind.name()
             )));
         }
-        Ok(Corpus { kind, files, what, doubt })
+        Ok(Corpus { kind, files, what, unread, doubt })
     }
 }
 

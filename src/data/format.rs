@@ -1,4 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
+use super::renames::Renames;
 use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS, PROMPT_KEYS, Shape};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
@@ -111,6 +112,8 @@ pub struct Format {
     pub preferences: Option<Preferences>,
     /// What rows are, where they have the fields of several shapes.
     pub shape: Option<Shape>,
+    /// Applied before anything else is read of a row.
+    pub renames: Renames,
     /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.
@@ -259,9 +262,10 @@ impl Format {
         }
     }
     /// The settings that apply only to rows, and whether each is given.
-    pub fn row_settings(&self) -> [(&'static str, bool); 12] {
+    pub fn row_settings(&self) -> [(&'static str, bool); 13] {
         [
             ("row_format", self.shape.is_some()),
+            (self.renames.setting(), !self.renames.is_empty()),
             ("train_on_inputs", self.input_loss == InputLoss::All),
             ("input_key", self.input_key.is_some()),
             ("output_key", self.output_key.is_some()),

@@ -150,7 +150,10 @@ impl Dataset {
         }
         match shown.next {
             0 if limit > 0 => Err(Error::input(no_rows(&corpus))),
-            _ => Ok(shown.unread),
+            _ => {
+                let files = corpus.unread.iter().map(|path| path.display().to_string());
+                Ok(shown.unread.into_iter().chain(files).collect())
+            }
         }
     }
 }

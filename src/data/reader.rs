@@ -1,13 +1,16 @@
 //! Tokenizes the files of a corpus into a token file, or passes its rows on, in one pass and constant memory. Never
 //! decides where the cache is.
 use super::corpus::{Corpus, CorpusFile, CorpusKind};
+use super::fields::{JsonRow, RowResult};
 use super::kind::FileForm;
 use super::npy;
 use super::recipe::Recipe;
+use super::renames::Renames;
 use super::rows::{EachRow, RowUse, Rows};
 use super::text::Texts;
 use super::token_file::TokenWriter;
 use crate::base::{Error, Result};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -78,8 +81,8 @@ pub struct RowFiles {
     pub bytes: u64,
 }
 
-/// Passes on the rows of the files and directories at `paths` with all their fields, in order.
-pub fn each_row(paths: &[PathBuf], each: &mut EachRow) -> Result<RowFiles> {
+/// Passes on the rows of the files and directories at `paths` with all their fields, renamed, in order.
+pub fn each_row(paths: &[PathBuf], renames: &Renames, each: &mut EachRow) -> Result<RowFiles> {
     let Corpus { kind, files, what, .. } = Corpus::find(paths)?;
     if !kind.is_rows() {
         return Err(Error::input(format!(
@@ -87,6 +90,8 @@ pub fn each_row(paths: &[PathBuf], each: &mut EachRow) -> Result<RowFiles> {
             kind.name()
         )));
     }
-    windows(&files)?.into_iter().try_for_each(|(file, window)| rows(file, window, RowUse::Fields(each)))?;
+    let mut each =
+        |place, row: RowResult<JsonRow>| each(place, row.and_then(|row| renames.apply(&row).map(Cow::into_owned)));
+    windows(&files)?.into_iter().try_for_each(|(file, window)| rows(file, window, RowUse::Fields(&mut each)))?;
     Ok(RowFiles { what, files: files.len() as u64, bytes: files.iter().map(|file| file.size).sum() })
 }

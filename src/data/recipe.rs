@@ -138,6 +138,7 @@ impl Recipe {
     /// Writes the tokens of `row` to `out`, replacing its contents.
     pub fn row(&self, row: &JsonRow, out: &mut TokenizedRow) -> RowResult<Outcome> {
         out.clear();
+        let row = &*self.format.renames.apply(row)?;
         let row = &*self.format.with_system(row);
         let (row, others) = match self.format.shape {
             Some(shape) => shape.alone(row)?,

@@ -92,6 +92,9 @@ impl<'a> Rows<'a> {
     /// have them, or the texts' is missing, so that the error can list those present.
     fn columns(&self, schema: &Type) -> Option<Type> {
         let RowUse::Tokens(Recipe { format, .. }, _) = &self.to else { return None };
+        if !format.renames.is_empty() {
+            return None;
+        }
         let name = format.input_key.as_deref().unwrap_or("text");
         let texts = schema.get_fields().iter().find(|field| field.name() == name).filter(|_| format.pretrain_mode)?;
         Type::group_type_builder(schema.name()).with_fields(vec![texts.clone()]).build().ok()

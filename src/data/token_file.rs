@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Part of every key: increase it when the format, or what is written for the same files, changes.
-pub const VERSION: u64 = 7;
+pub const VERSION: u64 = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"flatshrd");
 const HEADER: usize = 4096;
 const NOTES: usize = HEADER - size_of::<TokenFileHeader>();

@@ -185,7 +185,7 @@ impl AskedPrompts {
         }
         if is_file {
             let skip = s.data.skip_bad_rows == Some(true);
-            return AskedPrompts::of_rows(prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
+            return AskedPrompts::of_rows(s, prompt, field, most.unwrap_or(usize::MAX), skip, encoder);
         }
         let (place, asked) = ("--generate: the prompt".into(), PromptKind::Text(prompt.into()));
         let EncodedPrompt { ids, .. } = encoder.encode(&PromptRow { place, asked, fields: JsonRow::new() })?;
@@ -194,6 +194,7 @@ impl AskedPrompts {
 
     /// The first `most` prompts in the rows at `path`. Bad rows are an error, or with `skip` noted.
     fn of_rows(
+        s: &Settings,
         path: &str,
         field: PromptField,
         most: usize,
@@ -202,7 +203,7 @@ impl AskedPrompts {
     ) -> Result<AskedPrompts> {
         let (mut all, mut number, mut skipped) = (AskedPrompts::default(), 0, SkippedRows::default());
         let mut answered = 0;
-        prompts::read("--generate", &[PathBuf::from(path)], field, &mut |row| {
+        prompts::read(s, "--generate", &[PathBuf::from(path)], field, &mut |row| {
             let prompt = skipped.unless(skip, row.and_then(|row| encoder.encode(&row)))?;
             answered += u64::from(prompt.as_ref().is_some_and(|prompt| prompt.answered));
             all.prompts.extend(prompt.map(|prompt| (number, prompt.ids)));

@@ -27,6 +27,9 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     if runs.iter().any(|s| may_need(s, files)) {
         from_hub(runs, files, launched)?;
         runs.iter_mut().try_for_each(base_of_adapter)?; // that has been downloaded
+        if runs.iter().any(|s| s.lora.is_alone && may_need(s, files)) {
+            from_hub(runs, files, launched)?; // its base model's shapes
+        }
     }
     for s in runs {
         of_adapter(s)?;
@@ -194,7 +197,8 @@ fn of_adapter(s: &mut Settings) -> Result<()> {
 
 /// GGUF files become the directories that they were made from; an export takes the newest of several checkpoints.
 fn from_disk(s: &mut Settings) -> Result<()> {
-    if let Some(path) = s.model.pretrain.as_ref().filter(|_| s.checkpoint.export == Some(true)) {
+    // An adapter alone needs no weights of its base model.
+    if let Some(path) = s.model.pretrain.as_ref().filter(|_| s.checkpoint.export == Some(true) && !s.lora.is_alone) {
         s.model.pretrain = Some(ckpt::of_model(path)?);
     }
     let cache = data::cache_dir(&s.data);
@@ -342,7 +346,7 @@ fn one(hub: &mut HubReader, s: &Settings, files: &Files) -> Result<HubNames> {
     };
     for (setting, text) in models(s).iter().filter(|(_, text)| is_model(text)) {
         names.without_weights |= files.print_config && *setting != "tokenizer";
-        let config = samples || files.print_config || *setting == "tokenizer";
+        let config = samples || files.print_config || *setting == "tokenizer" || s.lora.is_alone;
         let need = if config { ModelNeed::Config } else { ModelNeed::Weights };
         let Some(name) = HubName::model(text) else { continue };
         let dir = found(setting, text, hub.model(&name, need))?;

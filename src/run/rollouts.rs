@@ -159,7 +159,7 @@ fn write(s: &Settings, encoder: &PromptEncoder, max_positions: usize, dir: &Path
     let mut out = BufWriter::new(&held);
     let mut hash = Xxh3::new();
     let (mut index, mut shortest, mut skipped, mut answered) = (0, usize::MAX, SkippedRows::default(), 0);
-    let made = prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
+    let made = prompts::each(s, &files(s)?, prompts::field(s)?, &mut |row| {
         let ids = row.and_then(|row| {
             rewards.check_row(&row.fields, &row.place)?;
             encoder.encode(&row)

@@ -71,6 +71,18 @@ fn pairs_print_a_line_per_side_and_text_its_slices() {
     assert_eq!(lines[1]["loss_text"], json!([" It is all there"]));
 }
 
+/// Of a directory with files of several kinds, the files of one kind are read.
+#[test]
+fn files_that_are_not_read_are_named() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path("mixed")).unwrap();
+    put(&dir, "mixed/a.jsonl", &[json!({"text": "a"}), json!({"text": "b"})]);
+    fs::write(dir.path("mixed/b.csv"), "text\nc\n").unwrap();
+    let out = run(&dir, "--dataset mixed --max-len 32 --print-samples 1");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success() && said.starts_with("not read: ") && said.contains("mixed/b.csv"), "{said}");
+}
+
 #[test]
 fn bad_rows_end_it_with_status_2_and_nothing_on_stdout() {
     let dir = Dir::new();

@@ -251,7 +251,12 @@ fn axolotl_chats_and_pairs() {
     {
         assert!(said.contains(part), "{said}");
     }
-    refused(&dir, "ax.yml", &format!("{AXOLOTL}invented: 1\n"), &["unknown key invented"]);
+    // All at once, whoever finds them.
+    let faulty =
+        AXOLOTL.replace("type: alpaca", "type: oasst") + "invented: 1\nothers: 2\nlora_modules_to_save: [lm_head]\n";
+    let faults =
+        ["datasets[0].type is \"oasst\"", "unknown key invented", "unknown key others", "lora_modules_to_save lm_head"];
+    refused(&dir, "ax.yml", &faulty, &faults);
     let steps = AXOLOTL.replace("fp16:", "max_steps: 50\nfp16:");
     let (read, said) = plan(&dir, "ax.yml", &steps, "--verbose");
     has(&read, &[("run.max_steps", json!(50))]);
@@ -355,12 +360,11 @@ fn llama_factory_finds_its_data_sets_by_name() {
         "sft": {"file_name": "asked.jsonl"},
         "asked": {"file_name": "asked.jsonl", "ranking": true, "columns": {"prompt": "instruction", "query": "input",
             "chosen": "chosen", "rejected": "rejected"}},
-        "part": {"file_name": "alpaca.jsonl", "columns": {"prompt": "instruction", "query": "input", "response": "reply"}},
         "pairs": pairs, "hub": {"hf_hub_url": "owner/name", "split": "train_sft"},
         "openai": {"file_name": "chats.jsonl", "formatting": "openai", "columns": {"messages": "talk"},
             "tags": {"role_tag": "role", "content_tag": "content", "observation_tag": "tool"}},
         "drawn": {"file_name": "chats.jsonl", "num_samples": 5}, "shaped": {"file_name": "a.jsonl", "formatting": "x"},
-        "odd": {"file_name": "chats.jsonl", "formatting": "sharegpt", "tags": {"role_tag": "who"}}});
+        "odd": {"file_name": "chats.jsonl", "formatting": "sharegpt", "tags": {"who_tag": "who"}}});
     fs::create_dir(dir.path("data")).unwrap();
     fs::write(dir.path("data/dataset_info.json"), info.to_string()).unwrap();
     for file in ["alpaca.jsonl", "chats.jsonl", "pairs.jsonl"] {
@@ -432,9 +436,8 @@ fn llama_factory_finds_its_data_sets_by_name() {
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(text.contains("add\\n1 and 2"), "{text}{}", String::from_utf8_lossy(&out.stderr));
     for (from, to, words) in [
-        ("asks,more", "part", ["part.columns.query", "would not be read"]),
         ("asks,more", "askz", ["no data set askz", "asks"]),
-        ("asks,more", "odd", ["odd.tags.role_tag", "ShareGPT"]),
+        ("asks,more", "odd", ["odd.tags.who_tag", "no such tag"]),
         ("asks,more", "drawn", ["drawn.num_samples", "[:500]"]),
         ("asks,more", "shaped", ["shaped.formatting", "alpaca, sharegpt or openai"]),
     ] {

@@ -16,6 +16,52 @@ fn first_sample(dir: &Dir, entry: &str, more: &str) -> Value {
     serde_json::from_slice(first).unwrap_or_else(|e| panic!("{text}: {e}: {out:?}"))
 }
 
+/// Columns, fields of messages and roles may have any names that a file tells.
+#[test]
+fn names_of_columns_and_roles_are_those_of_the_file() {
+    let dir = work();
+    let asked = json!({"q": "add", "context": "1 and 2", "a": "3", "before": [["hi", "ho"]], "note": "x"});
+    let talk = json!({"talk": [{"who": "student", "said": "why?"}, {"who": "teacher", "said": "because"}]});
+    for (name, row) in [("asked.jsonl", &asked), ("talk.jsonl", &talk)] {
+        fs::write(dir.path(name), format!("{row}\n").repeat(12)).unwrap();
+    }
+    let columns = json!({"prompt": "q", "query": "context", "response": "a", "history": "before"});
+    let tags = json!({"role_tag": "who", "content_tag": "said", "user_tag": "student", "assistant_tag": "teacher"});
+    let info = json!({
+        "asked": {"file_name": "asked.jsonl", "columns": columns},
+        "talk": {"file_name": "talk.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk"}, "tags": tags},
+    });
+    fs::write(dir.path("dataset_info.json"), info.to_string()).unwrap();
+    let mapped =
+        "message_property_mappings: {role: who, content: said}\n    roles: {user: [student], assistant: [teacher]}";
+    let entry = format!("- path: talk.jsonl\n    type: chat_template\n    field_messages: talk\n    {mapped}");
+    let of_axolotl = AXOLOTL.replace("- path: alpaca.jsonl\n    type: alpaca", &entry);
+    let factory = |name: &str| LLAMA_FACTORY.replace("asks,more", name).replace("cutoff_len: 64", "cutoff_len: 512");
+    let turn = |role: &str, text: &str| format!("<|im_start|>{role}\n{text}<|im_end|>\n");
+    let whole =
+        [turn("user", "hi"), turn("assistant", "ho"), turn("user", "add\n1 and 2"), turn("assistant", "3")].concat();
+    let talked = [turn("user", "why?"), turn("assistant", "because")].concat();
+    for (text, expected) in [(factory("asked"), &whole), (factory("talk"), &talked), (of_axolotl, &talked)] {
+        fs::write(dir.path("f.yml"), &text).unwrap();
+        let out = ran(&dir, FLATSHARD, "train f.yml --print-samples 1 --max-len 512");
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}: {stderr}");
+        let line: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{text}: {e}: {out:?}"));
+        assert_eq!(line["text"].as_str().unwrap(), expected.trim_end(), "{text}");
+        assert_eq!(stderr.contains("not read: `note`"), text.contains("asked"), "{stderr}");
+    }
+    // As flags: also prompts, and a name that is there twice.
+    let flags = "--dataset asked.jsonl --rename-fields q=instruction context=input a=output --print-samples 1";
+    let out = ran(&dir, FSDP, flags);
+    assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("1 and 2"), "{out:?}");
+    let out = ran(&dir, FSDP, &flags.replace("context=input", "note=output"));
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && stderr.contains("two fields for `output`"), "{stderr}");
+    let out = ran(&dir, FSDP, &flags.replace("q=instruction", "instruction"));
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && stderr.contains("it must be OLD=NEW"), "{stderr}");
+}
+
 /// A file that says which columns it reads is read so, whatever else its rows have; and TRL's have a loss on prompts.
 #[test]
 fn columns_of_a_file_win_over_other_columns() {

@@ -142,7 +142,7 @@ fn json_in_parquet_is_what_it_says() {
             rows.push(row.unwrap());
             Ok(())
         };
-        flatshard::data::each_row(&[path], &mut each).unwrap();
+        flatshard::data::each_row(&[path], &Default::default(), &mut each).unwrap();
         rows
     };
     let found = of("json.parquet");

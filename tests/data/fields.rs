@@ -138,7 +138,7 @@ fn values_that_json_does_not_have_are_in_the_way_where_they_are_read() {
         rows.push(Value::Object(row.unwrap()));
         Ok(())
     };
-    flatshard::data::each_row(&[file], &mut each).unwrap();
+    flatshard::data::each_row(&[file], &Default::default(), &mut each).unwrap();
     let time = &rows[0]["timestamp_us"];
     assert!(time.is_object());
     let asked = json!({"role": "user", "content": "a", "at": time});

@@ -21,7 +21,7 @@ impl Corpus {
         if files.iter().map(|f| f.size).sum::<u64>() < ENOUGH {
             (files, what) = (own(), "flatshard's own sources (cargo's registry is not on this machine)".into());
         }
-        Ok(Corpus { kind: CorpusKind::Text, files, what, doubt: None })
+        Ok(Corpus { kind: CorpusKind::Text, files, what, unread: Vec::new(), doubt: None })
     }
 }
 

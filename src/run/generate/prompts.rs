@@ -81,6 +81,8 @@ pub fn without_rows(s: &Settings) -> impl Iterator<Item = String> {
         ("prompt-key", prompt.map(|key| format!(" {key}"))),
         ("input-key", input.map(|key| format!(" {key}"))),
         ("max-samples", most.map(|most| format!(" {most}"))),
+        ("rename-fields", s.data.rename_fields.as_ref().map(|names| format!(" {}", names.join(" ")))),
+        ("rename-roles", s.data.rename_roles.as_ref().map(|names| format!(" {}", names.join(" ")))),
         ("skip-bad-rows", s.data.skip_bad_rows.filter(|&skip| skip).map(|_| String::new())),
     ];
     let says = |(flag, value): (&str, Option<String>)| {
@@ -109,14 +111,16 @@ pub fn field(s: &Settings) -> Result<PromptField<'_>> {
     }
 }
 
-/// Passes on the prompts in the rows at `paths`, in order, or what is wrong with one. They are in `field`.
+/// Passes on the prompts in the rows at `paths`, in order, or what is wrong with one. They are in `field`, by the names
+/// of the settings.
 pub fn each(
+    s: &Settings,
     paths: &[PathBuf],
     field: PromptField,
     each: &mut dyn FnMut(Result<PromptRow>) -> Result<()>,
 ) -> Result<RowFiles> {
     let mut any = false;
-    let made = each_row(paths, &mut |place, row| {
+    let made = each_row(paths, &s.data.renames()?, &mut |place, row| {
         any = true;
         let row = row.and_then(|mut fields| Ok((asked(&mut fields, field)?, fields)));
         each(match row {
@@ -164,12 +168,13 @@ impl SkippedRows {
 
 /// Passes on the prompts in the rows at `paths`, which `flag` names, in order, until one is the last.
 pub fn read(
+    s: &Settings,
     flag: &str,
     paths: &[PathBuf],
     field: PromptField,
     more: &mut dyn FnMut(Result<PromptRow>) -> Result<bool>,
 ) -> Result<()> {
-    let read = each(paths, field, &mut |prompt| match more(prompt)? {
+    let read = each(s, paths, field, &mut |prompt| match more(prompt)? {
         true => Ok(()),
         false => Err(Error::Reported), // ends the reader
     });

@@ -68,6 +68,7 @@ pub fn format(d: &DataSettings, tokenizer: &Tokenizer) -> Result<Format> {
             RowFormatName::Text => Shape::Text,
             RowFormatName::Tokens => Shape::Tokens,
         }),
+        renames: d.renames()?,
         input_key: d.input_key.clone(),
         output_key: d.output_key.clone(),
         system_key: d.system_key.clone(),

@@ -30,7 +30,9 @@ impl ModelPlan {
     }
     /// The model of settings that train nothing: no sequences could be too long.
     pub fn without_data(s: &mut Settings) -> Result<ModelPlan> {
-        has_weights(s)?;
+        if !s.lora.is_alone {
+            has_weights(s)?;
+        }
         s.data.max_len = Some(1);
         ModelPlan::new(s)
     }

@@ -79,7 +79,7 @@ impl SamplePrompts {
             rows.extend(skipped.unless(skip, row.and_then(prompt))?);
             Ok(true)
         };
-        prompts::read(flag, &paths, field, push).map_err(named)?;
+        prompts::read(s, flag, &paths, field, push).map_err(named)?;
         if rows.is_empty() && skipped.count > 0 {
             return Err(skipped.all(flag));
         }

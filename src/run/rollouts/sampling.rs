@@ -53,7 +53,7 @@ impl StepSampler {
         }
         let rewards = Rewards::new(s)?;
         let mut rows = Vec::new();
-        prompts::each(&files(s)?, prompts::field(s)?, &mut |row| {
+        prompts::each(s, &files(s)?, prompts::field(s)?, &mut |row| {
             rows.push(row.ok().map(|row| (row.place, rewards.read_of(row.fields))));
             Ok(())
         })?;

@@ -45,6 +45,8 @@ pub struct FileBlock<'a> {
     /// Settings that have a value, each with its path in the file.
     given: Vec<(String, String)>,
     foreign: ForeignKeys,
+    /// What is wrong with keys that no table has: all of them are reported at once.
+    faults: Vec<String>,
     /// Whose file this is: rows of `synonyms.tsv` for its keys alone come first.
     tool: FileTool,
     /// Flags of the command line that decide what a key of another tool means.
@@ -72,8 +74,24 @@ impl<'a> FileBlock<'a> {
     /// The block at the path `at` of the file; empty is the top level.
     pub fn new(path: &'a Path, at: &str, tool: FileTool, around: &'a [String]) -> Result<FileBlock<'a>> {
         let at = if at.is_empty() { String::new() } else { format!("{at}.") };
-        let (out, given, foreign) = (Value::Object(Map::new()), Vec::new(), ForeignKeys::default());
-        Ok(FileBlock { path, at, schema: schema()?, out, given, foreign, tool, around, notes: Vec::new() })
+        Ok(FileBlock {
+            path,
+            at,
+            schema: schema()?,
+            out: Value::Object(Map::new()),
+            given: Vec::new(),
+            foreign: ForeignKeys::default(),
+            faults: Vec::new(),
+            tool,
+            around,
+            notes: Vec::new(),
+        })
+    }
+
+    /// Reports these faults too.
+    pub fn with_faults(mut self, faults: &[String]) -> FileBlock<'a> {
+        self.faults.extend_from_slice(faults);
+        self
     }
 
     /// Sections, including `distributed`; at the top level of the file also [`TOP`].
@@ -120,9 +138,16 @@ impl<'a> FileBlock<'a> {
         let prefix = format!("--{}.", self.tool.section());
         let plain = |text: String| text.replace(&prefix, "--");
         let read = self.foreign.read(self.out, self.around);
-        let (settings, notes) = read.map_err(|e| Error::input(plain(format!("{place}: {e}"))))?;
-        let notes = self.notes.into_iter().chain(notes).map(|note| plain(format!("{place}: {note}"))).collect();
-        Ok(FileLayer { settings, notes, follows: false, tunes: false })
+        let mut faults = self.faults;
+        match read {
+            Ok((settings, notes)) if faults.is_empty() => {
+                let notes = self.notes.into_iter().chain(notes).map(|note| plain(format!("{place}: {note}"))).collect();
+                return Ok(FileLayer { settings, notes, follows: false, tunes: false });
+            }
+            Ok(_) => {}
+            Err(e) => faults.push(plain(format!("{place}: {e}"))),
+        }
+        Err(Error::input(faults.join("\n")))
     }
 
     fn fault(&self, what: String) -> Error {
@@ -162,7 +187,7 @@ impl<'a> FileBlock<'a> {
         }
         let within = self.schema.as_object().into_iter().flatten().filter(|(_, body)| body.get(key).is_some());
         let within: Vec<&str> = within.map(|(section, _)| section.as_str()).collect();
-        Err(self.fault(match (within.first(), value.is_object()) {
+        let fault = match (within.first(), value.is_object()) {
             (Some(section), _) => format!(
                 "{at} is ambiguous here: move it into its section ({}), or use the flag's name, {section}_{key}",
                 within.join(", ")
@@ -173,7 +198,9 @@ impl<'a> FileBlock<'a> {
                 format!("unknown section {at}: the nearest known one is {near}")
             }
             (None, false) => format!("unknown key {at}: {}", foreign::hint(key)),
-        }))
+        };
+        self.faults.push(format!("{}: {fault}", self.path.display()));
+        Ok(())
     }
 
     /// Reads a key named like a flag of ours or of another tool, with or without its section and a dot.
@@ -205,13 +232,13 @@ impl<'a> FileBlock<'a> {
                 None if MIXED.contains(&section) && self.schema.get(key).is_some() => {
                     self.section(&at_key, key, value)?;
                 }
-                None => return Err(self.unknown(at, section, name, key)),
+                None => self.unknown(at, section, name, key),
             }
         }
         Ok(())
     }
 
-    fn unknown(&self, at: &str, section: &str, name: &str, key: &str) -> Error {
+    fn unknown(&mut self, at: &str, section: &str, name: &str, key: &str) {
         let keys = self.schema[name].as_object().into_iter().flat_map(|s| s.keys().map(String::as_str));
         // The same key in another section is a better hint than a similar key in this one.
         let elsewhere = self.schema.as_object().and_then(|s| s.iter().find(|(_, body)| body.get(key).is_some()));
@@ -220,7 +247,7 @@ impl<'a> FileBlock<'a> {
             None if self.schema.get(name).is_none() => foreign::hint(key),
             None => format!("the nearest known one is {at}.{}", nearest(key, keys.chain(synonyms::keys_of(section)))),
         };
-        self.fault(format!("unknown key {at}.{}: {hint}", quote(key)))
+        self.faults.push(format!("{}: unknown key {at}.{}: {hint}", self.path.display(), quote(key)));
     }
 
     /// `distributed: {strategy, num_nodes, devices, fsdp: {enabled, ...}}`.
@@ -244,7 +271,8 @@ impl<'a> FileBlock<'a> {
                 (key, None) if self.flag(&at_key, "distributed", key, value)? => {}
                 _ => {
                     let near = nearest(key, synonyms::keys_of("distributed").chain(["fsdp"]));
-                    return Err(self.fault(format!("unknown key {at_key}: the nearest known one is {at}.{near}")));
+                    let fault = format!("unknown key {at_key}: the nearest known one is {at}.{near}");
+                    self.faults.push(format!("{}: {fault}", self.path.display()));
                 }
             }
         }

@@ -2,6 +2,7 @@
 use super::names::{InputLossName, RowFormatName};
 use super::value::{bytes, count, number, numbers, one_or_many, set};
 use crate::base::Result;
+use crate::data::Renames;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -45,6 +46,14 @@ pub struct DataSettings {
     /// messages, conversations, Alpaca's, text]
     #[arg(long)]
     pub row_format: Option<RowFormatName>,
+    /// Fields of rows and of their messages that have other names than here, such as question=instruction
+    #[arg(long, num_args = 1.., value_name = "OLD=NEW")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub rename_fields: Option<Vec<String>>,
+    /// Roles of messages that have other names than here, such as student=user
+    #[arg(long, num_args = 1.., value_name = "OLD=NEW")]
+    #[serde(deserialize_with = "one_or_many")]
+    pub rename_roles: Option<Vec<String>>,
     /// Row field with the prompt, or with the messages when using a chat template [default: messages or conversations]
     #[arg(long, value_name = "KEY")]
     pub input_key: Option<String>,
@@ -120,11 +129,16 @@ pub struct DataSettings {
 impl DataSettings {
     pub fn check(&self) -> Result<()> {
         self.cache_bytes()?;
+        self.renames()?;
         let weights = self.dataset_weights.iter().flatten();
         weights.copied().try_for_each(|w| number("dataset_weights", Some(w), |w| w > 0.0, "above 0"))?;
         let whole = |x: f64| x >= 0.0 && (x < 1.0 || x.fract() == 0.0);
         number("held_out", self.held_out, whole, "a fraction of the rows below 1, or a number of them")?;
         count("max_len", self.max_len)
+    }
+    /// What fields and roles of the data are called here.
+    pub fn renames(&self) -> Result<Renames> {
+        Renames::new(self.rename_fields.as_deref(), self.rename_roles.as_deref())
     }
     pub fn cache_bytes(&self) -> Result<u64> {
         bytes("cache_limit", &set(&self.cache_limit, "data.cache_limit")?)

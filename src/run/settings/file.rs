@@ -23,6 +23,8 @@ pub struct ConfigFile {
     tool: FileTool,
     /// About keys that were rewritten.
     notes: Vec<String>,
+    /// What is wrong with them.
+    faults: Vec<String>,
     /// Flags of the command line that decide what a key of another tool means.
     pub around: Vec<String>,
 }
@@ -57,8 +59,8 @@ impl ConfigFile {
         match tree {
             Value::Object(tree) => {
                 let read = tools::translate(tree, path)?;
-                let (path, around) = (path.into(), Vec::new());
-                Ok(ConfigFile { path, tree: read.tree, tool: read.tool, notes: read.notes, around })
+                let tools::Translated { tool, tree, notes, faults } = read;
+                Ok(ConfigFile { path: path.into(), tree, tool, notes, faults, around: Vec::new() })
             }
             Value::Null => Ok(ConfigFile { path: path.into(), ..ConfigFile::default() }),
             other => Err(fault(format!("expected sections (model: ..., optim: ...), found {}", quote(other)))),
@@ -90,7 +92,7 @@ impl ConfigFile {
     /// The top level, overlaid with the named blocks `model` and `fsdp`, then with the stage `stage`. The other blocks
     /// and stages are read too, to report their errors.
     pub fn settings(&self, model: Option<&str>, fsdp: Option<&str>, stage: Option<&str>) -> Result<FileLayer> {
-        let mut all = self.block("")?.sections(&Value::Object(self.tree.clone()))?;
+        let mut all = self.block("")?.with_faults(&self.faults).sections(&Value::Object(self.tree.clone()))?;
         all.notes.splice(..0, self.notes.iter().map(|note| format!("{}: {note}", self.path.display())));
         for ((list, flag), picked) in [(MODELS, model), (EXAMPLES, fsdp)] {
             let mut found = None;

@@ -42,7 +42,7 @@ struct Line<'a> {
     around: Vec<TypedFlag>,
     claims: Vec<Assignment>,
     out: Reading,
-    /// Flags without an equivalent: all of them are reported at once.
+    /// Unknown flags, and those without an equivalent: all of them are reported at once.
     refused: Vec<String>,
 }
 
@@ -75,7 +75,8 @@ impl Line<'_> {
                 return Ok(());
             }
         }
-        Err(self.unknown(&flag, &rows))
+        self.refused.push(self.unknown(&flag, &rows));
+        Ok(())
     }
 
     /// One of our flags: its value in our spelling, a switch with `=`.
@@ -213,13 +214,13 @@ impl Line<'_> {
         number.filter(|_| self.own.of(key).is_some_and(counted)).map_or(word, |x| format!("{x}"))
     }
 
-    fn unknown(&self, flag: &TypedFlag, rows: &[&Synonym]) -> Error {
+    fn unknown(&self, flag: &TypedFlag, rows: &[&Synonym]) -> String {
         if let Some(row) = rows.first() {
             let read = rows.iter().filter(|row| row.kind != "refused");
             let mut values: Vec<&str> = read.flat_map(|row| row.flag.values.iter().copied()).collect();
             values.dedup();
             let (shown, text) = (flag.show(&flag.words), &flag.text);
-            return Error::input(format!("{shown} ({}): --{text} takes {}", row.tool, values.join(", ")));
+            return format!("{shown} ({}): --{text} takes {}", row.tool, values.join(", "));
         }
         let known =
             self.own.0.get_arguments().filter(|a| !a.is_hide_set()).filter_map(|a| a.get_long_and_visible_aliases());
@@ -229,6 +230,6 @@ impl Line<'_> {
             Some(near) => format!(": the nearest known one is --{near} (--help-all lists all)"),
             None => ": --help-all lists all".into(),
         };
-        Error::input(format!("unknown flag --{}{hint}", flag.name))
+        format!("unknown flag --{}{hint}", flag.name)
     }
 }

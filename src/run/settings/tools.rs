@@ -64,6 +64,8 @@ pub struct Translated {
     pub tool: FileTool,
     pub tree: FileTree,
     pub notes: Vec<String>,
+    /// What is wrong with its keys, each with the path of the file.
+    pub faults: Vec<String>,
 }
 
 /// `tree` with keys that this program has, for the file at `path`.
@@ -79,5 +81,5 @@ pub fn translate(tree: FileTree, path: &Path) -> Result<Translated> {
         FileTool::Axolotl => axolotl::rewrite(tree, &mut out)?,
         FileTool::LlamaFactory => llama_factory::rewrite(tree, &mut out)?,
     }
-    Ok(Translated { tool, tree: out.tree, notes: out.notes })
+    Ok(Translated { tool, tree: out.tree, notes: out.notes, faults: out.faults })
 }

@@ -244,6 +244,22 @@ fn the_base_model_of_an_adapter_is_found_by_its_name() {
         let merged = |dir: &str| fs::read(place.dir.path(dir).join("model.safetensors")).unwrap();
         assert_eq!(merged(to), merged("merged"));
     }
+    // As GGUF it needs the base model's shapes alone.
+    fs::remove_dir_all(place.dir.path("hf")).unwrap();
+    place.server.seen();
+    for (from, to) in [("o/adapter", "a/one.gguf"), ("saved", "b/one.gguf")] {
+        let (code, text) = run(&place, &format!("--export --pretrain {from} --save-gguf {to}"), &[]);
+        assert!(code == 0 && text.contains("export"), "{from}: {text}");
+    }
+    let made = ["a/one.gguf", "b/one.gguf"].map(|name| fs::read(place.dir.path(name)).unwrap());
+    assert!(made[0] == made[1] && !made[0].is_empty());
+    assert!(
+        place
+            .server
+            .seen()
+            .iter()
+            .all(|request| !request.path.contains("o/base") || !request.is_get_of("model.safetensors"))
+    );
 }
 
 #[test]

@@ -43,43 +43,50 @@ pub(super) fn rewrite(mut tree: FileTree, out: &mut Rewriting) -> Result<()> {
     let fsdp = tree.get("fsdp_config").unwrap_or(&Value::Null);
     let recomputes = ["activation_checkpointing", "fsdp_activation_checkpointing"].iter().any(|key| fsdp[key] == true);
     for (key, value) in &tree {
-        match key.as_str() {
-            "lr_scheduler" if value.is_null() => {}
-            _ if value.is_null() => out.set(key, Value::Null, key)?,
-            "datasets" => data_sets(key, value, "dataset", pairs, out)?,
-            "pretraining_dataset" => data_sets(key, value, "dataset", pairs, out)?,
-            "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
-            "chat_template" => template(&tree, value, out)?,
-            "chat_template_jinja" => unnamed(&tree, key, out),
-            "special_tokens" => special_tokens(value, out)?,
-            "adapter"
-                if value == "lora"
-                    && ["lora_r", "lora_model_dir"].iter().all(|key| tree.get(*key).is_none_or(Value::is_null)) =>
-            {
-                return Err(out.refuse(key, value, "without lora_r, the rank of the adapters; add lora_r"));
+        out.attempt(|out| {
+            match key.as_str() {
+                "lr_scheduler" if value.is_null() => {}
+                _ if value.is_null() => out.set(key, Value::Null, key)?,
+                "datasets" => data_sets(key, value, "dataset", pairs, out)?,
+                "pretraining_dataset" => data_sets(key, value, "dataset", pairs, out)?,
+                "test_datasets" => data_sets(key, value, "eval_dataset", pairs, out)?,
+                "chat_template" => template(&tree, value, out)?,
+                "chat_template_jinja" => unnamed(&tree, key, out),
+                "special_tokens" => special_tokens(value, out)?,
+                "adapter"
+                    if value == "lora"
+                        && ["lora_r", "lora_model_dir"].iter().all(|key| tree.get(*key).is_none_or(Value::is_null)) =>
+                {
+                    return Err(out.refuse(key, value, "without lora_r, the rank of the adapters; add lora_r"));
+                }
+                // transformers' name of it, whose constant rate has no warmup; a cosine ends where its ratio says.
+                "lr_scheduler" if !ends_above_0 || value != "cosine" => {
+                    out.set("lr_scheduler_type", value.clone(), key)?
+                }
+                "lr_scheduler" => {}
+                // FSDP recomputes in its place.
+                "gradient_checkpointing" if *value == json!(false) && recomputes => {
+                    out.idle(&format!("{key}: false"), "activation_checkpointing of fsdp_config is on");
+                }
+                // In addition to all linear layers.
+                "lora_target_modules" if tree.get("lora_target_linear") == Some(&json!(true)) && are_linear(value) => {
+                    out.idle(key, "lora_target_linear adapts all linear layers");
+                }
+                "plugins" => plugins(value, out)?,
+                "eot_tokens"
+                    if strings(value).is_some_and(|all| all.iter().all(|one| ENDS.contains(&one.as_str()))) =>
+                {
+                    out.idle(key, "a turn ends where the chat template ends it, and that token has a loss");
+                }
+                "val_set_size"
+                    if value.as_f64() == Some(0.0) && tree.get("test_datasets").is_some_and(|sets| !sets.is_null()) =>
+                {
+                    out.idle(&format!("{key}: {value}"), "the rows of test_datasets are evaluated");
+                }
+                _ => out.set(key, value.clone(), key)?,
             }
-            // transformers' name of it, whose constant rate has no warmup; a cosine ends where its ratio says.
-            "lr_scheduler" if !ends_above_0 || value != "cosine" => out.set("lr_scheduler_type", value.clone(), key)?,
-            "lr_scheduler" => {}
-            // FSDP recomputes in its place.
-            "gradient_checkpointing" if *value == json!(false) && recomputes => {
-                out.idle(&format!("{key}: false"), "activation_checkpointing of fsdp_config is on");
-            }
-            // In addition to all linear layers.
-            "lora_target_modules" if tree.get("lora_target_linear") == Some(&json!(true)) && are_linear(value) => {
-                out.idle(key, "lora_target_linear adapts all linear layers");
-            }
-            "plugins" => plugins(value, out)?,
-            "eot_tokens" if strings(value).is_some_and(|all| all.iter().all(|one| ENDS.contains(&one.as_str()))) => {
-                out.idle(key, "a turn ends where the chat template ends it, and that token has a loss");
-            }
-            "val_set_size"
-                if value.as_f64() == Some(0.0) && tree.get("test_datasets").is_some_and(|sets| !sets.is_null()) =>
-            {
-                out.idle(&format!("{key}: {value}"), "the rows of test_datasets are evaluated");
-            }
-            _ => out.set(key, value.clone(), key)?,
-        }
+            Ok(())
+        });
     }
     if out.tree.contains_key("join_rows") {
         out.without_packing("sample_packing");
@@ -224,6 +231,8 @@ fn entry_words(
 ) -> Result<Vec<String>> {
     let mut place = DataPlace::default();
     let mut kind = default;
+    let mut roles_of = None;
+    let mut mapped = MessageFields { role: "role".into(), content: "content".into() };
     for (key, value) in body.iter().filter(|(_, value)| !value.is_null()) {
         let at_key = format!("{at}.{}", quote(key));
         let text = || value.as_str().map(String::from);
@@ -242,19 +251,10 @@ fn entry_words(
             "type" => kind = Some(kind_of(&at_key, value, pairs, out)?),
             // Read with the type, below.
             "field" | "text_column" | "field_messages" | "field_chosen" | "field_rejected" => {}
-            "message_field_role" if is(&[json!("role"), json!("from")]) => {}
-            "message_field_content" if is(&[json!("content"), json!("value")]) => {}
-            "message_property_mappings"
-                if is(&[
-                    json!({"role": "role", "content": "content"}),
-                    json!({"role": "from", "content": "value"}),
-                ]) => {}
-            "message_field_role" | "message_field_content" | "message_property_mappings" => {
-                let why = "a message has role and content, or from and value";
-                return Err(out.refuse(&at_key, value, why));
-            }
-            "roles" if usual_roles(value) => {}
-            "roles" => return Err(out.refuse(&at_key, value, "roles have the names of OpenAI's or of ShareGPT's")),
+            "message_field_role" => mapped.role = need(text())?,
+            "message_field_content" => mapped.content = need(text())?,
+            "message_property_mappings" => mapped.read(&at_key, value, out)?,
+            "roles" => roles_of = Some((at_key, value)),
             "roles_to_train" if is(&[json!(["assistant"]), json!(["gpt", "assistant"]), json!(["gpt"])]) => {}
             "roles_to_train" => return Err(out.refuse(&at_key, value, "only answers of the assistant have a loss")),
             "train_on_eos" | "train_on_eot" if is(&[json!("turn")]) => {}
@@ -271,6 +271,10 @@ fn entry_words(
             }
         }
     }
+    out.message_fields(&mapped.role, &mapped.content);
+    if let Some((at, value)) = roles_of {
+        roles(&at, value, mapped.role == "role", out)?;
+    }
     rows(at, kind, &Value::Object(body.clone()), pairs, out)?;
     if place.path.is_empty() && place.files.is_empty() {
         return Err(out.fault(format!("{at}.path is missing: set it to a path or a name of the hub")));
@@ -278,15 +282,38 @@ fn entry_words(
     place.words(at, out)
 }
 
-fn usual_roles(value: &Value) -> bool {
-    let known = |role: &str, name: &Value| match role {
-        "user" => ["user", "human"].iter().any(|known| name == known),
-        "assistant" => ["assistant", "gpt"].iter().any(|known| name == known),
-        "system" | "tool" => name == role,
-        _ => false,
-    };
-    let names = |(role, names): (&String, &Value)| names.as_array().is_some_and(|n| n.iter().all(|n| known(role, n)));
-    value.as_object().is_some_and(|roles| roles.iter().all(names))
+/// Fields of a data set's messages.
+struct MessageFields {
+    role: String,
+    content: String,
+}
+
+impl MessageFields {
+    /// `message_property_mappings`.
+    fn read(&mut self, at: &str, value: &Value, out: &mut Rewriting) -> Result<()> {
+        for (ours, field) in value.as_object().into_iter().flatten() {
+            let field = field.as_str().ok_or_else(|| out.refuse(at, value, "expected names of fields"))?;
+            match ours.as_str() {
+                "role" => self.role = field.into(),
+                "content" => self.content = field.into(),
+                ours => out.rename("rename_fields", field, ours),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of roles in the data, by role. Those of ShareGPT need none where its field `from` has them.
+fn roles(at: &str, value: &Value, has_roles: bool, out: &mut Rewriting) -> Result<()> {
+    for (role, names) in value.as_object().into_iter().flatten() {
+        let names = strings(names).filter(|_| ["user", "assistant", "system", "tool"].contains(&role.as_str()));
+        let names =
+            names.ok_or_else(|| out.refuse(at, value, "expected user, assistant, system or tool with names"))?;
+        let known =
+            |name: &str| !has_roles && matches!((role.as_str(), name), ("user", "human") | ("assistant", "gpt"));
+        names.iter().filter(|name| !known(name)).for_each(|name| out.rename("rename_roles", name, role));
+    }
+    Ok(())
 }
 
 fn kind_of(at: &str, value: &Value, pairs: bool, out: &Rewriting) -> Result<RowKind> {

@@ -16,33 +16,36 @@ pub(super) fn rewrite(tree: FileTree, out: &mut Rewriting) -> Result<()> {
     let sets = tree.get("dataset").and_then(strings).map_or(0, |names| split(&names).len());
     let goes_on = tree.get("adapter_name_or_path").is_some_and(|value| !value.is_null());
     for (key, value) in &tree {
-        match key.as_str() {
-            _ if value.is_null() => out.set(key, Value::Null, key)?,
-            "dataset" | "eval_dataset" => {
-                // The first of each data set; of one that is trained on, it is our own setting.
-                let most = tree.get("max_samples").filter(|_| sets > 1 || key == "eval_dataset");
-                data_sets(&tree, key, value, most.and_then(Value::as_u64), out)?;
+        out.attempt(|out| {
+            match key.as_str() {
+                _ if value.is_null() => out.set(key, Value::Null, key)?,
+                "dataset" | "eval_dataset" => {
+                    // The first of each data set; of one that is trained on, it is our own setting.
+                    let most = tree.get("max_samples").filter(|_| sets > 1 || key == "eval_dataset");
+                    data_sets(&tree, key, value, most.and_then(Value::as_u64), out)?;
+                }
+                "dataset_dir" => {}
+                "lora_rank" | "lora_alpha" | "lora_target" if goes_on => {
+                    out.idle(&format!("{key}: {value}"), "the adapter of adapter_name_or_path has its own");
+                }
+                "template" if tree.get("stage") == Some(&json!("pt")) => {
+                    out.idle(&format!("{key}: {value}"), "stage pt learns text as it is");
+                }
+                "template" if ["chatml", "empty"].iter().any(|name| value == name) => {
+                    let text = if value == "empty" { EMPTY } else { CHATML };
+                    out.set("tokenizer_chat_template", json!(text), key)?;
+                    out.set("apply_chat_template", json!(true), key)?;
+                }
+                "max_samples" if sets > 1 && value.is_u64() => {}
+                "val_size"
+                    if value.as_f64() == Some(0.0) && tree.get("eval_dataset").is_some_and(|sets| !sets.is_null()) =>
+                {
+                    out.idle(&format!("{key}: {value}"), "the rows of eval_dataset are evaluated");
+                }
+                _ => out.set(key, value.clone(), key)?,
             }
-            "dataset_dir" => {}
-            "lora_rank" | "lora_alpha" | "lora_target" if goes_on => {
-                out.idle(&format!("{key}: {value}"), "the adapter of adapter_name_or_path has its own");
-            }
-            "template" if tree.get("stage") == Some(&json!("pt")) => {
-                out.idle(&format!("{key}: {value}"), "stage pt learns text as it is");
-            }
-            "template" if ["chatml", "empty"].iter().any(|name| value == name) => {
-                let text = if value == "empty" { EMPTY } else { CHATML };
-                out.set("tokenizer_chat_template", json!(text), key)?;
-                out.set("apply_chat_template", json!(true), key)?;
-            }
-            "max_samples" if sets > 1 && value.is_u64() => {}
-            "val_size"
-                if value.as_f64() == Some(0.0) && tree.get("eval_dataset").is_some_and(|sets| !sets.is_null()) =>
-            {
-                out.idle(&format!("{key}: {value}"), "the rows of eval_dataset are evaluated");
-            }
-            _ => out.set(key, value.clone(), key)?,
-        }
+            Ok(())
+        });
     }
     // The stage alone is a training stage of our own files.
     let given = |key: &str| tree.get(key).filter(|value| !value.is_null());
@@ -154,23 +157,30 @@ fn entry(at: &str, dir: &Path, body: &Value, slice: &str, out: &mut Rewriting) -
     place.words(at, out)
 }
 
-/// Names of roles and fields in conversations: those of ShareGPT or of OpenAI.
-fn tags(at: &str, tags: &Value, out: &Rewriting) -> Result<()> {
+/// Names of roles and fields in conversations: those of ShareGPT or of OpenAI, or they are renamed.
+fn tags(at: &str, tags: &Value, out: &mut Rewriting) -> Result<()> {
+    let has_roles = tags["role_tag"] == "role"; // which are not ShareGPT's
     for (key, value) in tags.as_object().into_iter().flatten() {
         let known: &[&str] = match key.as_str() {
-            "role_tag" => &["role", "from"],
-            "content_tag" => &["content", "value"],
+            "role_tag" | "content_tag" => &[],
             "user_tag" => &["user", "human"],
             "assistant_tag" => &["assistant", "gpt"],
             "system_tag" => &["system"],
-            "observation_tag" => &["observation", "tool"],
+            "observation_tag" => &["tool", "observation"],
             "function_tag" => &["function_call"],
-            _ => &[],
+            _ => return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, "there is no such tag")),
         };
-        if !known.iter().any(|known| value == known) {
-            let why = "conversations have the names of OpenAI's or of ShareGPT's";
-            return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, why));
+        match (value.as_str(), known) {
+            (Some(name), [ours, ..]) if name != *ours && (has_roles || !known.contains(&name)) => {
+                out.rename("rename_roles", name, ours)
+            }
+            (Some(_), _) => {}
+            (None, _) => return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, "expected a name")),
         }
+    }
+    let tag = |key: &str, usual| tags[key].as_str().unwrap_or(usual);
+    if tags.is_object() {
+        out.message_fields(tag("role_tag", "from"), tag("content_tag", "value"));
     }
     Ok(())
 }
@@ -181,14 +191,12 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
     let talks = ["sharegpt", "openai"].iter().any(|kind| body["formatting"] == *kind);
     for (key, value) in columns.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let fits = match key.as_str() {
-            "query" => value == "input" && column("prompt").is_none_or(|name| name == "instruction"),
-            "history" | "tools" => value == key,
-            "system" => value.is_string(),
+            "query" | "history" | "tools" | "system" => value.is_string(),
             "prompt" | "response" | "messages" | "chosen" | "rejected" | "kto_tag" => true,
             _ => false,
         };
         if !fits {
-            let why = "a row has this field under its own name, or not at all";
+            let why = "only columns of text are read";
             return Err(out.refuse(&format!("{at}.columns.{}", quote(key)), value, why));
         }
     }
@@ -198,13 +206,16 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
     if let Some(label) = column("kto_tag").filter(|name| *name != "label") {
         out.set("label_key", json!(label), at)?;
     }
-    // Alpaca's fields are read together: the instruction, then the input, after the history.
-    let alpaca = !talks && column("prompt").is_none_or(|name| name == "instruction");
-    let other = column("response").filter(|name| *name != "output");
-    if let (Some(query), Some(response), true) = (column("query"), other, body["ranking"] != true) {
-        let why = format!("next to the response `{response}`, `{query}` would not be read: call the response output");
-        return Err(out.refuse(&format!("{at}.columns.query"), &json!(query), &why));
+    for key in ["history", "tools"] {
+        column(key).into_iter().for_each(|name| out.rename("rename_fields", name, key));
     }
+    // Alpaca's fields are read together: the instruction, then the input, after the history.
+    let together = !talks && ["query", "history"].iter().any(|key| column(key).is_some());
+    for (key, field) in [("prompt", "instruction"), ("query", "input"), ("response", "output")] {
+        column(key).filter(|_| together).into_iter().for_each(|name| out.rename("rename_fields", name, field));
+    }
+    let column = |key: &str| column(key).filter(|_| !together || !["prompt", "query", "response"].contains(&key));
+    let alpaca = !talks && column("prompt").is_none_or(|name| name == "instruction");
     let prompt = if talks { column("messages").or(Some("conversations")) } else { column("prompt") };
     if body["ranking"] == true {
         if !alpaca {
@@ -223,11 +234,6 @@ fn columns(at: &str, body: &Value, out: &mut Rewriting) -> Result<()> {
             Ok(())
         }
         (true, Some(messages), _) => out.set("input_key", json!(messages), at),
-        // These are Alpaca's fields, with the input.
-        (false, None | Some("instruction"), None | Some("output")) if column("query").is_some() => {
-            out.agree("row_format", json!("alpaca"));
-            Ok(())
-        }
         (false, prompt, response) => {
             out.set("input_key", json!(prompt.unwrap_or("instruction")), at)?;
             response.map_or(Ok(()), |response| out.set("output_key", json!(response), at))

@@ -6,16 +6,23 @@ use std::path::Path;
 /// A file's keys and values.
 pub type FileTree = Map<String, Value>;
 
-/// A tree of our keys that grows, and notes about keys without effect.
+/// A tree of our keys that grows, notes about keys without effect, and what is wrong with others.
 pub(super) struct Rewriting<'a> {
     pub path: &'a Path,
     pub tree: FileTree,
     pub notes: Vec<String>,
+    pub faults: Vec<String>,
 }
 
 impl<'a> Rewriting<'a> {
     pub fn new(path: &'a Path) -> Rewriting<'a> {
-        Rewriting { path, tree: FileTree::new(), notes: Vec::new() }
+        Rewriting { path, tree: FileTree::new(), notes: Vec::new(), faults: Vec::new() }
+    }
+    /// Reads one key. What is wrong with it is reported together with the faults of others.
+    pub fn attempt(&mut self, read: impl FnOnce(&mut Self) -> Result<()>) {
+        if let Err(e) = read(self) {
+            self.faults.push(e.to_string());
+        }
     }
     pub fn fault(&self, what: String) -> Error {
         Error::input(format!("{}: {what}", self.path.display()))
@@ -41,6 +48,27 @@ impl<'a> Rewriting<'a> {
     pub fn agree(&mut self, key: &str, value: Value) {
         let differs = self.tree.get(key).is_some_and(|other| *other != value);
         self.tree.insert(key.into(), if differs { Value::Null } else { value });
+    }
+    /// Reads a field of rows or messages, or a role, by another name: `setting` is `rename_fields` or `rename_roles`.
+    pub fn rename(&mut self, setting: &str, old: &str, new: &str) {
+        if old == new {
+            return;
+        }
+        let entry = Value::from(format!("{old}={new}"));
+        let all = self.tree.entry(setting).or_insert_with(|| Value::Array(Vec::new()));
+        if let Some(all) = all.as_array_mut().filter(|all| !all.contains(&entry)) {
+            all.push(entry);
+        }
+    }
+    /// Reads messages whose role and content are in these fields.
+    pub fn message_fields(&mut self, role: &str, content: &str) {
+        match (role, content) {
+            ("role", content) => self.rename("rename_fields", content, "content"),
+            (role, content) => {
+                self.rename("rename_fields", role, "from");
+                self.rename("rename_fields", content, "value");
+            }
+        }
     }
     /// Takes out a key that asks for packing: a stream has no rows to pack.
     pub fn without_packing(&mut self, key: &str) {
