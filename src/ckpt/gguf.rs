@@ -7,6 +7,7 @@
 mod adapter; // adapters alone
 mod codes; // elements of files of others
 pub(super) mod coding; // tensors of files of others
+mod family; // what llama.cpp knows of each family
 mod file; // keys and tensors of files of others
 mod header; // keys and tensors, as bytes
 pub(super) mod import; // files of others as directories
@@ -38,7 +39,7 @@ use crate::base::{Error, Result, open, quote};
 use crate::nn::{Arch, Layout, Segment, Spec};
 use crate::store::{self, Store};
 use header::{GgufEntry, GgufKeys, header, is_gguf};
-use model::{FACTORS, GgufTensors};
+use model::{GgufTensors, padded};
 use quant::GgmlType;
 use safetensors::Dtype;
 use serde_json::Value;
@@ -90,14 +91,22 @@ pub fn beginning(
     let mut pairs = GgufKeys::default();
     keys::put(&mut pairs, &name, spec, &config, &generation.unwrap_or(Value::Null), &tensors, kind);
     tokenizer::put(&mut pairs, spec, &config, companions)?;
-    let shape = [tensors.factors.len()];
-    let factors = GgufEntry { name: FACTORS, shape: &shape, form: GgmlType::F32, offset: 0 };
+    let shapes: Vec<[usize; 1]> = tensors.factors.iter().map(|factors| [factors.values.len()]).collect();
+    let mut offset = 0;
+    let factors = tensors.factors.iter().zip(&shapes).map(|(factors, shape)| {
+        let entry = GgufEntry { name: factors.name, shape, form: GgmlType::F32, offset };
+        offset += padded(factors.bytes());
+        entry
+    });
     let list = tensors.list.iter().filter(|t| t.is_first());
     let list = list.map(|t| GgufEntry { name: &t.name, shape: &t.shape, form: t.form, offset: t.offset });
-    let entries: Vec<GgufEntry> = (shape[0] > 0).then_some(factors).into_iter().chain(list).collect();
+    let entries: Vec<GgufEntry> = factors.chain(list).collect();
     let mut bytes = header(&pairs, entries.into_iter());
     let start = bytes.len() as u64;
-    GgmlType::F32.encode(&tensors.factors, &mut bytes);
+    for factors in &tensors.factors {
+        GgmlType::F32.encode(&factors.values, &mut bytes);
+        bytes.resize(bytes.len() + padded(factors.bytes()) as usize - factors.bytes(), 0);
+    }
     Ok((bytes, start))
 }
 
@@ -128,8 +137,7 @@ impl Checkpointer {
         let disk = &self.disk;
         let publish = || {
             let (target, note) = place()?;
-            disk.rename(&path, &target).map_err(|e| Error::io("rename", &target, e))?;
-            disk.sync_dir(disk::parent(&target))?;
+            dirs::publish(disk, &path, &target)?;
             Ok((if note.is_some() { target } else { file.into() }, note))
         };
         let published = if self.exchange.rank() == 0 { publish() } else { Ok((file.into(), None)) };

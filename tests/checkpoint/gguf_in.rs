@@ -1,6 +1,6 @@
 //! `--pretrain FILE.gguf`: the weights of the gguf package, the ids of the source's tokenizer, and the file itself when
 //! it is written back; and what is refused. `tests/golden/gguf_in.py` made the files.
-use super::gguf::{CASES, TYPES, case, exported, refused, run, tests, write};
+use super::gguf::{READ, TYPES, case, exported, refused, run, tests, write};
 use crate::common::runs::Dir;
 use flatshard::ckpt::gguf::as_directory;
 use flatshard::data::Tokenizer;
@@ -13,7 +13,7 @@ use std::fs;
 #[test]
 fn a_file_that_is_read_back_is_the_same_file() {
     let dir = Dir::new();
-    for (name, kind) in CASES.iter().zip(TYPES.iter().cycle()) {
+    for (name, kind) in READ.iter().zip(TYPES.iter().cycle()) {
         write(name, &case(name), &dir.path(name));
         let args = format!("--gguf-type {kind} --nproc-per-node 2 --cache-dir cache");
         let found = exported(dir.0.path(), &format!("--pretrain {name} {args}"));
@@ -69,7 +69,7 @@ fn tokenizers_give_the_ids_of_their_source() {
     const CORPUS: &str = "The year 2026: it's 12345 tokens,\n\n  and don't WE'LL know it? \u{e9}t\u{e9} na\u{ef}ve \u{4f60}\u{597d} \
                           \u{1f600}\tfn main() {  println!(\"{x:?}\"); }   \r\n \u{2581}x e\u{301} <|im_end|>a</s> <s>";
     let dir = Dir::new();
-    for name in CASES {
+    for name in READ {
         let case = case(name);
         write(name, &case, &dir.path(name));
         // As the published tokenizers of these families: a file only has the family's name for this.

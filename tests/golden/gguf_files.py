@@ -72,8 +72,43 @@ CASES |= {
                                 norm_topk_prob=True, attention_bias=False, use_sliding_window=False)),
     "olmoe": ("llama-bpe", dict(MOE, architectures=["OlmoeForCausalLM"], model_type="olmoe", attention_bias=False, clip_qkv=None, num_key_value_heads=4)),
 }
-PRE = {"llama-bpe": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
-TEMPLATE = {"llama-bpe": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
+# Dense families beside the first ones. Phi 4 mini rotates a part of a head by factors of its own; windows of the others are keys.
+BASE = dict(COMMON, **IDS, vocab_size=384, hidden_act="silu", rope_theta=10000.0, attention_bias=False)
+AFTER = dict(BASE, num_hidden_layers=4, layer_types=LOCAL(4, 4), sliding_window=8)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.1386294361119891, beta_fast=32, beta_slow=1, rope_theta=5e5)
+PHI = dict(original_max_position_embeddings=64, rope_theta=250000.0)
+WITHOUT = lambda config, *keys: {k: v for k, v in config.items() if k not in keys}  # noqa: E731
+CASES |= {
+    "smollm3": ("llama-bpe", WITHOUT(dict(BASE, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", num_hidden_layers=4, mlp_bias=False,
+                                          no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4, tie_word_embeddings=True, use_sliding_window=False,
+                                          layer_types=["full_attention"] * 4), "head_dim")),
+    "granite": ("llama-bpe", WITHOUT(dict(BASE, architectures=["GraniteForCausalLM"], model_type="granite", mlp_bias=False, attention_multiplier=0.2,
+                                          embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=6.0, tie_word_embeddings=True), "head_dim")),
+    "olmo2": ("llama-bpe", WITHOUT(dict(BASE, architectures=["Olmo2ForCausalLM"], model_type="olmo2", num_key_value_heads=4), "head_dim")),
+    "olmo3": ("llama-bpe", WITHOUT(dict(AFTER, architectures=["Olmo3ForCausalLM"], model_type="olmo3", num_key_value_heads=4, intermediate_size=128,
+                                        rope_parameters=dict(full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=5e5))),
+                                   "head_dim", "rope_theta")),
+    "seed_oss": ("llama-bpe", dict(BASE, architectures=["SeedOssForCausalLM"], model_type="seed_oss", attention_bias=True, attention_out_bias=False,
+                                   mlp_bias=False, residual_dropout=0.0, head_dim=32)),
+    "exaone4": ("llama-bpe", dict(BASE, architectures=["Exaone4ForCausalLM"], model_type="exaone4", sliding_window=None, layer_types=["full_attention"] * 2,
+                                  rope_scaling=dict(LLAMA3, factor=16.0))),
+    "phi4": ("phi", WITHOUT(dict(BASE | PHI, architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=None, rope_scaling=None,
+                                       resid_pdrop=0.0, embd_pdrop=0.0), "head_dim", "attention_bias")),
+    "phi4_mini": ("phi", WITHOUT(dict(BASE | PHI, architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=None, tie_word_embeddings=True,
+                                            partial_rotary_factor=0.75, resid_pdrop=0.0, embd_pdrop=0.0,
+                                            rope_scaling=dict(type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                                                              long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 4.5])), "head_dim", "attention_bias")),
+    "starcoder2": ("llama-bpe", WITHOUT(dict(BASE, architectures=["Starcoder2ForCausalLM"], model_type="starcoder2", use_bias=True, norm_epsilon=1e-5,
+                                             hidden_act="gelu_pytorch_tanh", norm_type="layer_norm", mlp_type="default", sliding_window=None,
+                                             residual_dropout=0.0, embedding_dropout=0.0, tie_word_embeddings=True),
+                                        "head_dim", "attention_bias", "rms_norm_eps")),
+    "lfm2": ("llama-bpe", WITHOUT(dict(BASE, architectures=["Lfm2ForCausalLM"], model_type="lfm2", norm_eps=1e-5, conv_L_cache=3, conv_bias=False,
+                                       num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], tie_word_embeddings=True,
+                                       block_auto_adjust_ff_dim=False, block_ffn_dim_multiplier=1.0, block_multiple_of=256, rope_theta=1e6),
+                                  "head_dim", "attention_bias", "rms_norm_eps", "hidden_act")),
+}
+PRE = {"llama-bpe": "smaug-bpe", "phi": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
+TEMPLATE = {"llama-bpe": "llama3", "phi": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
 
 
 def tensors(config):
@@ -82,24 +117,46 @@ def tensors(config):
     d, f, h = c["hidden_size"], c["intermediate_size"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     q, kv = c["num_attention_heads"] * h, c["num_key_value_heads"] * h
     found = {"model.embed_tokens.weight": [c["vocab_size"], d], "model.norm.weight": [d]}
+    biased = c.get("use_bias")
+    if biased:
+        found["model.norm.bias"] = [d]
     if not c["tie_word_embeddings"]:
         found["lm_head.weight"] = [c["vocab_size"], d]
-    norms = ["input_layernorm", "post_attention_layernorm"]
+    if kind == "lfm2":
+        found["model.embedding_norm.weight"] = found.pop("model.norm.weight")
+        for i, mixer in enumerate(c["layer_types"]):
+            block = {"operator_norm.weight": [d], "ffn_norm.weight": [d], "feed_forward.w1.weight": [f, d], "feed_forward.w2.weight": [d, f],
+                     "feed_forward.w3.weight": [f, d]}
+            if mixer == "conv":
+                block |= {"conv.conv.weight": [d, 1, c["conv_L_cache"]], "conv.in_proj.weight": [3 * d, d], "conv.out_proj.weight": [d, d]}
+            else:
+                block |= {f"self_attn.{name}_proj.weight": shape for name, shape in [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d]), ("out", [d, q])]}
+                block |= {"self_attn.q_layernorm.weight": [h], "self_attn.k_layernorm.weight": [h]}
+            found |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
+        return sorted(found.items())
+    after = kind in ("olmo2", "olmo3", "exaone4")
+    norms = ["post_attention_layernorm", "post_feedforward_layernorm" if after else "input_layernorm"]
     norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if "gemma" in kind else []
     for i in range(c["num_hidden_layers"]):
-        block = {f"{norm}.weight": [d] for norm in norms}
-        for name, shape in [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d]), ("o", [d, q])]:
+        block = {f"{norm}.weight": [d] for norm in norms} | {f"{norm}.bias": [d] for norm in norms if biased}
+        projections = [("qkv", [q + 2 * kv, d])] if kind == "phi3" else [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d])]
+        for name, shape in [*projections, ("o", [d, q])]:
             block[f"self_attn.{name}_proj.weight"] = shape
-            if c.get("attention_bias") or kind in ("qwen2", "qwen2_moe") and name != "o":
+            if biased or c.get("attention_bias") and (name != "o" or c.get("attention_out_bias", True)) or kind in ("qwen2", "qwen2_moe") and name != "o":
                 block[f"self_attn.{name}_proj.bias"] = shape[:1]
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4"):
             block |= {"self_attn.q_norm.weight": [h], "self_attn.k_norm.weight": [h]}
-        if kind == "olmoe":
+        if kind in ("olmoe", "olmo2", "olmo3"):
             block |= {"self_attn.q_norm.weight": [q], "self_attn.k_norm.weight": [kv]}
         parts = lambda f: [("gate_proj", [f, d]), ("up_proj", [f, d]), ("down_proj", [d, f])]  # noqa: E731
+        if kind == "phi3":
+            parts = lambda f: [("gate_up_proj", [2 * f, d]), ("down_proj", [d, f])]  # noqa: E731
+        if kind == "starcoder2":
+            parts = lambda f: [("c_fc", [f, d]), ("c_proj", [d, f])]  # noqa: E731
         experts = c.get("num_local_experts") or c.get("num_experts")
         if not experts:
             block |= {f"mlp.{name}.weight": shape for name, shape in parts(f)}
+            block |= {f"mlp.{name}.bias": shape[:1] for name, shape in parts(f) if biased}
         else:
             mlp = "block_sparse_moe" if kind == "mixtral" else "mlp"
             own = [("w1", [f, d]), ("w3", [f, d]), ("w2", [d, f])] if kind == "mixtral" else parts(c.get("moe_intermediate_size", f))
@@ -155,6 +212,8 @@ def tokenizer(name):
     else:
         source, config, more = DATA / "byte_level", {}, {}
     config = json.loads((source / "tokenizer_config.json").read_text()) | config
+    if name == "phi":
+        config["tokenizer_class"] = "GPT2Tokenizer"  # by which the converter knows the Phi 4s
     text = (source / "tokenizer.json").read_text()
     if name == "qwen2":
         text = text.replace("\\\\p{N}{1,3}", "\\\\p{N}")

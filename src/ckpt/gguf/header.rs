@@ -14,6 +14,7 @@ pub enum KeyValue<'a> {
     F32(f64),
     Bool(bool),
     Text(&'a str),
+    Bools(&'a [bool]),
     Texts(&'a [Vec<u8>]),
     I32s(&'a [i32]),
     F32s(&'a [f32]),
@@ -38,6 +39,10 @@ impl GgufKeys {
             KeyValue::Text(x) => {
                 tagged(out, 8, &[]);
                 text(out, x.as_bytes());
+            }
+            KeyValue::Bools(list) => {
+                array(out, 7, list.len());
+                out.extend(list.iter().map(|x| *x as u8));
             }
             KeyValue::Texts(list) => {
                 array(out, 8, list.len());

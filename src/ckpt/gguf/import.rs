@@ -6,10 +6,11 @@ mod tokenizer;
 
 use super::codes::GgmlCode;
 use super::coding::GgufCoding;
+use super::family::GgufFactors;
 use super::file::{GgufFile, GgufPlace, GgufValue};
 use super::header::is_gguf;
 use super::links::MADE;
-use super::model::{FACTORS, GgufName, interleaved_heads};
+use super::model::{GgufName, interleaved_heads};
 use crate::base::{Error, Result, open, quote};
 use crate::ckpt::layout::{Coding, FileTensor, pretty};
 use crate::nn::Spec;
@@ -193,11 +194,11 @@ impl GgufModel {
 
     /// Divisors of the rotary frequencies; empty if the model has none.
     fn divisors(&self) -> Result<Vec<f32>> {
-        let Some(place) = self.keys.tensors.get(FACTORS) else { return Ok(Vec::new()) };
+        let Some(place) = self.keys.tensors.get(GgufFactors::LLAMA3) else { return Ok(Vec::new()) };
         let (path, file) = &self.files[place.file];
         let len: usize = place.shape.iter().product();
         if len > 1 << 16 {
-            return Err(Error::in_file(path, format!("tensor {FACTORS} has {len} elements")));
+            return Err(Error::in_file(path, format!("tensor {} has {len} elements", GgufFactors::LLAMA3)));
         }
         let mut values = vec![0.0; len];
         let coding = GgufCoding::plain(place.code);
@@ -215,7 +216,7 @@ impl GgufModel {
         let mut unused: BTreeMap<&str, usize> =
             self.keys.tensors.iter().map(|(name, place)| (&name[..], place.file)).collect();
         // A reward model starts without the head.
-        for name in [FACTORS, "output.weight"] {
+        for name in [GgufFactors::LLAMA3, "output.weight"] {
             unused.remove(name);
         }
         for want in wanted {

@@ -1,7 +1,9 @@
 //! The keys that describe a model in a GGUF file, in the order of llama.cpp's converter. Never reads or writes a file.
+use super::family::{architecture, is_gemma, is_llama, says_windows};
 use super::header::{GgufKeys, KeyValue};
 use super::model::{GgufTensors, GgufType};
-use crate::nn::{Arch, Scaling, Spec};
+use crate::ckpt::hf::decimal;
+use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value};
 
 /// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.
@@ -16,6 +18,9 @@ pub fn put(
 ) {
     let arch = architecture(spec.arch);
     keys.put("general.architecture", KeyValue::Text(arch));
+    if let Some(Rotary { scaling: Scaling::Long { attention, .. }, .. }) = &spec.rope {
+        keys.put(&format!("{arch}.rope.scaling.attn_factor"), KeyValue::F32(*attention));
+    }
     keys.put("general.type", KeyValue::Text("model"));
     if let Some(k) = generation["top_k"].as_i64() {
         keys.put("general.sampling.top_k", KeyValue::I32(k));
@@ -32,12 +37,25 @@ pub fn put(
     keys.put("general.size_label", KeyValue::Text(&sizes(spec, tensors)));
 
     let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    if spec.arch == Arch::Phi3 {
+        phi3(&mut put, spec, config);
+        keys.put("general.file_type", KeyValue::U32(kind.id()));
+        keys.put("phi3.attention.sliding_window", KeyValue::U32(spec.window));
+        keys.put("general.quantization_version", KeyValue::U32(2));
+        return;
+    }
     let length = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(spec.max_len as u64) as usize;
     let wide = config.get("intermediate_size").and_then(Value::as_u64).filter(|_| spec.experts.is_some());
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
         put("feed_forward_length", KeyValue::U32(wide.map_or(spec.ff, |n| n as usize)));
         put("attention.head_count", KeyValue::U32(spec.heads));
-        put("attention.head_count_kv", KeyValue::U32(spec.kv_heads));
+        match spec.recurrent.is_empty() {
+            true => put("attention.head_count_kv", KeyValue::U32(spec.kv_heads)),
+            false => {
+                let of = |i| if spec.recurrence_of(i).is_some() { 0 } else { spec.kv_heads as i32 };
+                put("attention.head_count_kv", KeyValue::I32s(&(0..spec.layers).map(of).collect::<Vec<_>>()));
+            }
+        }
     };
     // The converter writes these keys in another order for Gemma 2.
     if spec.arch == Arch::Gemma2 {
@@ -52,22 +70,43 @@ pub fn put(
         heads(&mut put);
         rope(&mut put, spec, config);
     }
-    put("attention.layer_norm_rms_epsilon", KeyValue::F32(crate::ckpt::hf::decimal(spec.norm_eps)));
+    let norm = if spec.layer_norm { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" };
+    put(norm, KeyValue::F32(decimal(spec.norm_eps)));
     if let Some(experts) = &spec.experts {
         put("expert_count", KeyValue::U32(experts.count));
         put("expert_used_count", KeyValue::U32(experts.top_k));
     }
-    let says_it = spec.arch != Arch::Qwen2 && spec.experts.is_none();
-    if says_it || config.get("head_dim").is_some_and(Value::is_u64) {
+    let says_it = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Qwen3) || is_gemma(spec.arch);
+    if says_it || spec.arch != Arch::Granite && config.get("head_dim").is_some_and(Value::is_u64) {
         put("attention.key_length", KeyValue::U32(spec.head_dim));
         put("attention.value_length", KeyValue::U32(spec.head_dim));
     }
     keys.put("general.file_type", KeyValue::U32(kind.id()));
     let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
+    if is_llama(spec.arch) || matches!(spec.arch, Arch::Exaone4 | Arch::Lfm2) {
+        put("vocab_size", KeyValue::U32(spec.vocab));
+    }
+    if is_llama(spec.arch) {
+        put("rope.dimension_count", KeyValue::U32(spec.head_dim));
+    }
+    if says_windows(spec.arch) && spec.window > 0 {
+        put("attention.sliding_window", KeyValue::U32(spec.window));
+        let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
+        put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
+    }
     match spec.arch {
-        Arch::Llama | Arch::Mistral | Arch::Mixtral => {
-            put("vocab_size", KeyValue::U32(spec.vocab));
-            put("rope.dimension_count", KeyValue::U32(spec.head_dim));
+        Arch::Lfm2 => put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps))),
+        Arch::Granite => {
+            for (key, name) in [
+                ("attention.scale", "attention_multiplier"),
+                ("embedding_scale", "embedding_multiplier"),
+                ("residual_scale", "residual_multiplier"),
+                ("logit_scale", "logits_scaling"),
+            ] {
+                if let Some(factor) = config.get(name).and_then(Value::as_f64) {
+                    put(key, KeyValue::F32(factor));
+                }
+            }
         }
         Arch::Gemma2 | Arch::Gemma3 => {
             for (key, cap) in [("attn_logit_softcapping", spec.score_cap), ("final_logit_softcapping", spec.logit_cap)]
@@ -94,6 +133,23 @@ pub fn put(
     keys.put("general.quantization_version", KeyValue::U32(2));
 }
 
+/// Of Phi 3 and 4, in the converter's order.
+fn phi3(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
+    let size = |key: &str, usual: usize| config.get(key).and_then(Value::as_u64).map_or(usual, |n| n as usize);
+    put("context_length", KeyValue::U32(size("max_position_embeddings", spec.max_len)));
+    put("rope.scaling.original_context_length", KeyValue::U32(size("original_max_position_embeddings", 4096)));
+    put("embedding_length", KeyValue::U32(spec.dim));
+    put("feed_forward_length", KeyValue::U32(spec.ff));
+    put("block_count", KeyValue::U32(spec.layers));
+    put("attention.head_count", KeyValue::U32(spec.heads));
+    put("attention.head_count_kv", KeyValue::U32(spec.kv_heads));
+    put("attention.layer_norm_rms_epsilon", KeyValue::F32(decimal(spec.norm_eps)));
+    put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim)));
+    if let Some(rope) = &spec.rope {
+        put("rope.freq_base", KeyValue::F32(rope.theta));
+    }
+}
+
 fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
     let Some(rope) = &spec.rope else { return };
     let scaled = |put: &mut dyn FnMut(&str, KeyValue), kind, factor| {
@@ -102,12 +158,13 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
     };
     match rope.scaling {
         Scaling::Linear { factor } => scaled(put, "linear", factor),
-        Scaling::Yarn { factor, original, attention, .. } => {
+        Scaling::Yarn { factor, original, .. } => {
             scaled(put, "yarn", factor);
             put("rope.scaling.original_context_length", KeyValue::U32(original));
             // llama.cpp and transformers have the same defaults for keys that the config leaves out.
             let given =
                 ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
+            let given = given.map(|map| map.get("full_attention").unwrap_or(map));
             let given = |key: &str| given.and_then(|map| map.get(key)?.as_f64());
             for (key, name) in [
                 ("extrapolation_factor", "yarn_ext_factor"),
@@ -115,9 +172,7 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
                 ("beta_fast", "yarn_beta_fast"),
                 ("beta_slow", "yarn_beta_slow"),
             ] {
-                // The config may have it in other words: mscale.
-                let implied = key == "attention_factor" && attention != Scaling::yarn_attention(factor);
-                if let Some(x) = given(key).or(implied.then_some(attention)) {
+                if let Some(x) = given(key) {
                     put(&format!("rope.scaling.{name}"), KeyValue::F32(x));
                 }
             }
@@ -134,21 +189,12 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
     }
 }
 
-/// llama.cpp's name of a family.
-pub fn architecture(arch: Arch) -> &'static str {
-    match arch {
-        Arch::Mistral | Arch::Mixtral => Arch::Llama.name(),
-        Arch::Qwen2Moe => "qwen2moe",
-        Arch::Qwen3Moe => "qwen3moe",
-        arch => arch.name(),
-    }
-}
-
 /// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
 fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
     let counted = tensors.list.iter().filter(|tensor| tensor.is_first());
     let params: usize = counted.map(|tensor| tensor.own_shape().iter().product::<usize>()).sum();
-    let label = size_label(tensors.factors.len() + params);
+    let factors: usize = tensors.factors.iter().map(|factors| factors.values.len()).sum();
+    let label = size_label(factors + params);
     spec.experts.as_ref().map_or(label.clone(), |experts| format!("{}x{label}", experts.count))
 }
 
@@ -166,30 +212,6 @@ fn size_label(params: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::Rotary;
-    use serde_json::json;
-
-    /// The converter writes `attention_factor` as it is; a config may say the same by mscale.
-    #[test]
-    fn the_attention_of_yarn_is_written_unless_it_is_implied() {
-        let written = |attention: f64, scaling: Value| {
-            let scaled =
-                Scaling::Yarn { factor: 4.0, original: 32, attention, beta_fast: 32.0, beta_slow: 1.0, truncate: true };
-            let spec = Spec { rope: Some(Rotary { theta: 1e4, scaling: scaled }), ..Spec::default() };
-            let (mut found, config) = (None, Map::from_iter([("rope_scaling".to_string(), scaling)]));
-            let put = &mut |key: &str, value: KeyValue| {
-                if let (true, KeyValue::F32(x)) = (key.ends_with("yarn_attn_factor"), value) {
-                    found = Some(x);
-                }
-            };
-            rope(put, &spec, &config);
-            found
-        };
-        let implied = Scaling::yarn_attention(4.0);
-        assert_eq!(written(implied, json!({"rope_type": "yarn", "factor": 4.0})), None);
-        assert_eq!(written(implied, json!({"attention_factor": implied})), Some(implied));
-        assert_eq!(written(0.7, json!({"mscale": 0.7, "mscale_all_dim": 1.3})), Some(0.7));
-    }
 
     #[test]
     fn size_labels_have_two_digits() {

@@ -1,12 +1,12 @@
 //! The model in a GGUF file: tensor names, and the layouts in which llama.cpp differs from transformers. Llama's query
 //! and key rows are interleaved, since llama.cpp rotates neighbors and not halves; Gemma's norms are stored with their
 //! 1 added; the experts of a block are one tensor. Never reads or writes a file.
+use super::family::{GgufFactors, check, is_llama};
 use super::header::TENSOR_ALIGN;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Layout, Rotary, Scaling, Segment, Spec};
+use crate::nn::{Arch, Layout, Segment, Spec};
 use std::collections::HashMap;
-use std::f32::consts::TAU;
 
 /// `--gguf-type`: the type of matrices. Other tensors are f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,16 +111,14 @@ pub fn moved(index: usize, head: usize) -> usize {
 }
 
 /// The tensors of a file, sorted by their names in Hugging Face files, but all experts of a block by their matrices.
-/// The factors of llama3 rotary scaling come first, if there are any.
+/// Factors of rotary frequencies come first, if there are any.
 pub struct GgufTensors {
     pub list: Vec<GgufTensor>,
     by_source: HashMap<String, usize>,
-    pub factors: Vec<f32>,
+    pub factors: Vec<GgufFactors>,
     /// Size of all tensors, padding included.
     pub bytes: u64,
 }
-
-pub const FACTORS: &str = "rope_freqs.weight";
 
 impl GgufTensors {
     pub fn new<'a>(spec: &Spec, layouts: &'a [Layout], kind: GgufType) -> Result<GgufTensors> {
@@ -130,17 +128,21 @@ impl GgufTensors {
         let mut segments: Vec<(&Segment, GgufName)> = segments.collect::<Result<_>>()?;
         segments.sort_by_key(|(segment, name)| name.order(&segment.name));
         let experts = spec.experts.as_ref().map_or(0, |experts| experts.count);
-        let factors = spec.rope.as_ref().map_or_else(Vec::new, |rope| factors(rope, spec.head_dim));
-        let mut offset = padded(4 * factors.len());
+        let factors = GgufFactors::of(spec);
+        let mut offset = factors.iter().map(|factors| padded(factors.bytes())).sum();
         let mut list = Vec::with_capacity(segments.len());
         for (segment, GgufName { name, expert }) in segments {
             let (mut shape, source) = (segment.global_shape(), segment.name.clone());
-            let is_router = name.contains(".ffn_gate_inp");
-            let form = if is_router { GgmlType::F32 } else { kind.of(&shape) };
+            let is_conv = name.contains(".shortconv.conv.");
+            let whole = is_conv || name.contains(".ffn_gate_inp");
+            let form = if whole { GgmlType::F32 } else { kind.of(&shape) };
             let heads = interleaved_heads(spec, &source);
             let bytes = form.bytes(shape.iter().product());
             let plus_one = spec.norm_from_one && source.ends_with("norm.weight");
             shape.splice(0..0, expert.map(|_| experts));
+            if is_conv {
+                shape.remove(1); // channels, 1, taps
+            }
             list.push(GgufTensor { name, source, shape, form, expert, offset, heads, plus_one });
             let is_whole = expert.is_none_or(|expert| expert + 1 == experts);
             offset += if is_whole { padded(bytes) } else { bytes as u64 };
@@ -194,20 +196,25 @@ impl GgufName {
         let known = match module {
             "model.embed_tokens" => "token_embd",
             "model.norm" => "output_norm",
+            "model.embedding_norm" => "token_embd_norm",
             "lm_head" => "output",
-            "input_layernorm" => "attn_norm",
+            "input_layernorm" | "operator_norm" => "attn_norm",
             "self_attn.q_proj" => "attn_q",
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
-            "self_attn.o_proj" => "attn_output",
-            "self_attn.q_norm" => "attn_q_norm",
-            "self_attn.k_norm" => "attn_k_norm",
-            "post_attention_layernorm" if spec.post_norms => "post_attention_norm",
-            "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+            "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
+            "self_attn.qkv_proj" => "attn_qkv",
+            "self_attn.q_norm" | "self_attn.q_layernorm" => "attn_q_norm",
+            "self_attn.k_norm" | "self_attn.k_layernorm" => "attn_k_norm",
+            "conv.conv" => "shortconv.conv",
+            "conv.in_proj" => "shortconv.in_proj",
+            "conv.out_proj" => "shortconv.out_proj",
+            "post_attention_layernorm" if spec.post_norms || spec.arch == Arch::SeedOss => "post_attention_norm",
+            "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
             "post_feedforward_layernorm" => "post_ffw_norm",
-            "mlp.gate_proj" => "ffn_gate",
-            "mlp.up_proj" => "ffn_up",
-            "mlp.down_proj" => "ffn_down",
+            "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
+            "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" | "feed_forward.w3" => "ffn_up",
+            "mlp.down_proj" | "mlp.c_proj" | "feed_forward.w2" => "ffn_down",
             "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
             "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
             "mlp.shared_expert.up_proj" => "ffn_up_shexp",
@@ -222,188 +229,9 @@ impl GgufName {
 /// Heads of the tensor `source` whose rows llama.cpp has interleaved; 0 if it has them as they are.
 pub fn interleaved_heads(spec: &Spec, source: &str) -> usize {
     match () {
-        _ if !matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Mixtral) => 0,
+        _ if !is_llama(spec.arch) => 0,
         _ if source.contains(".q_proj.") => spec.heads,
         _ if source.contains(".k_proj.") => spec.kv_heads,
         _ => 0,
-    }
-}
-
-/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
-pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
-    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
-    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
-    let one = |i: usize| {
-        let exponent = (2 * i) as f32 / head_dim as f32;
-        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
-        if wave < original / high {
-            1.0
-        } else if wave > original / low {
-            factor
-        } else {
-            let smooth = (original / wave - low) / (high - low);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        }
-    };
-    (0..head_dim / 2).map(one).collect()
-}
-
-/// The families whose converter is followed, and GPT-2, which is refused for its positions.
-const EXPORTED: [Arch; 11] = [
-    Arch::Llama,
-    Arch::Mistral,
-    Arch::Mixtral,
-    Arch::Qwen2,
-    Arch::Qwen2Moe,
-    Arch::Qwen3,
-    Arch::Qwen3Moe,
-    Arch::Olmoe,
-    Arch::Gemma2,
-    Arch::Gemma3,
-    Arch::Gpt,
-];
-const NAMES: &str = "Llama, Mixtral, OLMoE, Qwen 2 and 3 with their mixtures, Gemma 2 and 3";
-
-/// An error if llama.cpp does not compute what this model computes, or its converter's bytes are not known.
-fn check(spec: &Spec) -> Result<()> {
-    if !EXPORTED.contains(&spec.arch) {
-        return Err(Error::input(format!(
-            "`save_gguf`: {} models cannot be exported yet: only {NAMES} can. Use `save_hf` DIR, which llama.cpp's \
-             converter reads",
-            spec.arch.name()
-        )));
-    }
-    let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
-    // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
-    let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
-    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every);
-    let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
-    let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
-    let theta = spec.rope.as_ref().map(|rope| rope.theta);
-    let has_biases = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe);
-    let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !has_biases;
-    // Files have no key for it: llama.cpp knows it of each family.
-    let normalizes = matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe);
-    let experts = spec.experts.as_ref();
-    let what = match spec.rope.as_ref().map(|rope| &rope.scaling) {
-        _ if experts.is_some_and(|experts| !experts.dense.is_empty()) => {
-            Some(format!("dense layers in {}", spec.arch.name()))
-        }
-        _ if experts.is_some_and(|experts| experts.normalize != normalizes) => {
-            Some(format!("norm_topk_prob: {} in {}", !normalizes, spec.arch.name()))
-        }
-        // Its norms are over all queries and all keys, which have one width in llama.cpp.
-        _ if spec.arch == Arch::Olmoe && [spec.heads, spec.kv_heads].iter().any(|n| n * spec.head_dim != spec.dim) => {
-            Some("keys that are narrower than the model in olmoe".into())
-        }
-        _ if spec.qkv_clip.is_some() => Some(format!("clip_qkv in {}", spec.arch.name())),
-        None => Some("these models with learned positions".into()),
-        // The file of a Gemma 2 has no key for it, and that of a Gemma 3 a base alone for its windows.
-        Some(scaling) if spec.arch == Arch::Gemma2 && (*scaling != Scaling::None || theta != Some(10_000.0)) => {
-            Some("another rotation than the usual in a gemma2 model".into())
-        }
-        _ if spec.local_rope.as_ref().is_some_and(|local| local.scaling != Scaling::None) => {
-            Some(format!("scaled rotations of windows in a {} model", spec.arch.name()))
-        }
-        Some(Scaling::Dynamic { .. }) => Some("dynamic rotary scaling".into()),
-        Some(Scaling::Long { .. }) => Some(format!("longrope in a {} model", spec.arch.name())),
-        Some(Scaling::Llama3 { .. }) if gemma => Some(format!("Llama 3's scaling in a {} model", spec.arch.name())),
-        Some(Scaling::Yarn { truncate: false, .. }) => Some("YaRN with truncate: false".into()),
-        _ if (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {
-            Some(format!("sliding windows in these layers of a {} model", spec.arch.name()))
-        }
-        _ if spec.query_scalar.is_some_and(|given| given != scalar as f64) => Some(format!(
-            "another query_pre_attn_scalar than {scalar} in a {} model of {} layers",
-            spec.arch.name(),
-            spec.layers
-        )),
-        _ if (spec.score_cap > 0.0) != (spec.arch == Arch::Gemma2) => Some("these softcaps of attention scores".into()),
-        _ if spec.arch == Arch::Gemma2 && spec.logit_cap == 0.0 => Some("Gemma 2 without a softcap of logits".into()),
-        _ if spec.arch == Arch::Gemma2 && !spec.tied => Some("Gemma 2 with a head of its own".into()),
-        _ if biased && !matches!(spec.arch, Arch::Llama | Arch::Mistral) => {
-            Some(format!("these biases in a {} model", spec.arch.name()))
-        }
-        _ => None,
-    };
-    what.map_or(Ok(()), |what| {
-        Err(Error::input(format!(
-            "`save_gguf`: llama.cpp does not run {what}: only {NAMES} can be exported. `save_hf` DIR exports this model"
-        )))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nn::Experts;
-
-    #[test]
-    fn families_that_cannot_be_exported_are_named() {
-        for family in Arch::all().filter(|family| !super::EXPORTED.contains(&family.arch)) {
-            let refused = check(&Spec { arch: family.arch, layers: 2, ..Spec::default() });
-            let says = format!("{} models cannot", family.name);
-            assert!(refused.unwrap_err().to_string().contains(&says), "{}", family.name);
-        }
-    }
-
-    /// llama.cpp knows of each family what its files have no key for.
-    #[test]
-    fn unusual_mixtures_are_refused() {
-        let experts =
-            |normalize, dense| Some(Experts { count: 4, top_k: 2, ff: 16, normalize, dense, ..Experts::default() });
-        let of = |arch, experts| Spec {
-            arch,
-            layers: 2,
-            experts,
-            rope: Some(Rotary { theta: 1e4, scaling: Scaling::None }),
-            ..Spec::default()
-        };
-        for (spec, what) in [
-            (of(Arch::Qwen3Moe, experts(true, vec![0])), "dense layers in qwen3_moe"),
-            (of(Arch::Qwen3Moe, experts(false, vec![])), "norm_topk_prob: false in qwen3_moe"),
-            (of(Arch::Olmoe, experts(true, vec![])), "norm_topk_prob: true in olmoe"),
-            (
-                Spec { dim: 64, heads: 4, head_dim: 16, kv_heads: 2, ..of(Arch::Olmoe, experts(false, vec![])) },
-                "keys that are",
-            ),
-            (Spec { qkv_clip: Some(8.0), ..of(Arch::Olmoe, experts(false, vec![])) }, "clip_qkv in olmoe"),
-        ] {
-            let refused = check(&spec).unwrap_err().to_string();
-            assert!(refused.contains(what), "{refused}");
-        }
-        for (arch, normalize) in
-            [(Arch::Mixtral, true), (Arch::Qwen2Moe, false), (Arch::Qwen3Moe, true), (Arch::Olmoe, false)]
-        {
-            check(&of(arch, experts(normalize, vec![]))).unwrap();
-        }
-    }
-
-    /// The file of a Gemma has no keys for them.
-    #[test]
-    fn unusual_rotations_of_gemma_are_refused() {
-        let rope = |theta, scaling| Some(Rotary { theta, scaling });
-        let linear = || Scaling::Linear { factor: 2.0 };
-        let gemma2 =
-            Spec { arch: Arch::Gemma2, layers: 2, score_cap: 50.0, logit_cap: 30.0, tied: true, ..Spec::default() };
-        for (spec, what) in [
-            (
-                Spec { rope: rope(500.0, Scaling::None), ..gemma2.clone() },
-                "another rotation than the usual in a gemma2",
-            ),
-            (Spec { rope: rope(1e4, linear()), ..gemma2 }, "another rotation than the usual in a gemma2"),
-            (
-                Spec {
-                    arch: Arch::Gemma3,
-                    layers: 2,
-                    rope: rope(1e6, Scaling::None),
-                    local_rope: rope(1e4, linear()),
-                    ..Spec::default()
-                },
-                "scaled rotations of windows in a gemma3",
-            ),
-        ] {
-            let refused = check(&spec).unwrap_err().to_string();
-            assert!(refused.contains(what), "{refused}");
-        }
     }
 }

@@ -1,13 +1,14 @@
 //! A tokenizer as GGUF keys: tokens and their kinds, merges or scores, special tokens, the chat template. Reads the
 //! files of a model directory with the rules of llama.cpp's converter. Never tokenizes.
 use super::super::companions::Companions;
+use super::family::{is_gemma, is_llama};
 use super::header::{GgufKeys, KeyValue};
 use super::sentencepiece;
 use super::special::SpecialTokens;
 use super::vocabulary::{CONTROL, NORMAL, TokenizerFiles, UNUSED, Vocabulary, refused};
 use crate::base::{Result, quote};
 use crate::data::tokenizer::later_tokens;
-use crate::nn::{Arch, Spec};
+use crate::nn::Spec;
 use serde_json::{Map, Value};
 
 /// How Llama 3 and Qwen 2 split a text: the parts before and after the rule for numbers.
@@ -17,8 +18,7 @@ const REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Puts the tokenizer of `companions`, for a model like `spec` with this `config.json`.
 pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, companions: &Companions) -> Result<()> {
     let files = TokenizerFiles::new(companions)?;
-    let gemma = matches!(spec.arch, Arch::Gemma2 | Arch::Gemma3);
-    let llama = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Mixtral);
+    let (gemma, llama) = (is_gemma(spec.arch), is_llama(spec.arch));
     let prefix = files.config["add_prefix_space"].as_bool();
     if let Some(prefix) = prefix.filter(|_| llama) {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));

@@ -1,7 +1,7 @@
 //! The `config.json` of a model from the keys of a GGUF file. Never guesses: a key of the model that is neither read
 //! nor known to change nothing is an error that names it.
+use super::super::family::{GgufFactors, factors};
 use super::super::file::{GgufFile, GgufValue};
-use super::super::model::factors;
 use crate::base::{Error, Result, quote};
 use crate::ckpt::hf::decimal;
 use crate::nn::{Rotary, Scaling};
@@ -169,7 +169,7 @@ fn scaling(keys: &ModelKeys, divisors: &[f32], base: f64) -> Result<Option<Value
     if !divisors.is_empty() {
         return match kind {
             "none" => llama3(divisors, base).map(Some),
-            _ => Err(Error::input(format!("has {}, and rope.scaling.type {}", super::FACTORS, quote(kind)))),
+            _ => Err(Error::input(format!("has {}, and rope.scaling.type {}", GgufFactors::LLAMA3, quote(kind)))),
         };
     }
     match kind {
@@ -215,7 +215,7 @@ fn llama3(divisors: &[f32], theta: f64) -> Result<Value> {
         divisors.iter().zip(factors(&rope, 2 * divisors.len())).all(near)
     };
     let original = originals().find(fits).ok_or_else(|| {
-        Error::input(format!("{} scales rotary positions in a way that Llama 3 models do not", super::FACTORS))
+        Error::input(format!("{} scales rotary positions in a way that Llama 3 models do not", GgufFactors::LLAMA3))
     })?;
     Ok(json!({
         "rope_type": "llama3",

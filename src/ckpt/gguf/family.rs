@@ -1,0 +1,324 @@
+//! What llama.cpp knows of each family, and the models that it does not compute as transformers does: files have no key
+//! for what is usual in a family. Never names a tensor.
+use super::quant::GgmlType;
+use crate::base::{Error, Result};
+use crate::nn::{Arch, Rotary, Scaling, Spec};
+use std::f32::consts::TAU;
+
+/// The families whose converter is followed, and GPT-2, which is refused for its positions.
+const EXPORTED: [Arch; 20] = [
+    Arch::Llama,
+    Arch::Mistral,
+    Arch::Mixtral,
+    Arch::Qwen2,
+    Arch::Qwen2Moe,
+    Arch::Qwen3,
+    Arch::Qwen3Moe,
+    Arch::Olmoe,
+    Arch::Gemma2,
+    Arch::Gemma3,
+    Arch::Gpt,
+    Arch::SmolLm3,
+    Arch::Granite,
+    Arch::Phi3,
+    Arch::Olmo2,
+    Arch::Olmo3,
+    Arch::SeedOss,
+    Arch::Exaone4,
+    Arch::Starcoder2,
+    Arch::Lfm2,
+];
+const NAMES: &str = "Llama, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2 and 3 with their mixtures, Gemma 2 and 3, SmolLM 3, Granite, \
+                     Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2";
+
+/// llama.cpp's name of a family.
+pub fn architecture(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Mistral | Arch::Mixtral => Arch::Llama.name(),
+        Arch::Qwen2Moe => "qwen2moe",
+        Arch::Qwen3Moe => "qwen3moe",
+        Arch::Olmo3 => Arch::Olmo2.name(),
+        arch => arch.name(),
+    }
+}
+
+/// The converter treats it as a Llama: rows of queries and keys are interleaved, since llama.cpp rotates neighbors.
+pub fn is_llama(arch: Arch) -> bool {
+    matches!(arch, Arch::Llama | Arch::Mistral | Arch::Mixtral | Arch::SmolLm3 | Arch::Granite)
+}
+
+pub fn is_gemma(arch: Arch) -> bool {
+    matches!(arch, Arch::Gemma2 | Arch::Gemma3)
+}
+
+/// Its files say which layers have a window.
+pub fn says_windows(arch: Arch) -> bool {
+    matches!(arch, Arch::Olmo3 | Arch::Exaone4)
+}
+
+/// Factors of the rotary frequencies, which are tensors of f32 in a file, before all others.
+pub struct GgufFactors {
+    pub name: &'static str,
+    pub values: Vec<f32>,
+}
+
+impl GgufFactors {
+    pub const LLAMA3: &str = "rope_freqs.weight";
+
+    /// Those of a model.
+    pub fn of(spec: &Spec) -> Vec<GgufFactors> {
+        let Some(rope) = &spec.rope else { return Vec::new() };
+        let singles = |values: &[f64]| values.iter().map(|x| *x as f32).collect();
+        match &rope.scaling {
+            Scaling::Llama3 { .. } => {
+                vec![GgufFactors { name: GgufFactors::LLAMA3, values: factors(rope, spec.head_dim) }]
+            }
+            Scaling::Long { short, long, .. } => vec![
+                GgufFactors { name: "rope_factors_long.weight", values: singles(long) },
+                GgufFactors { name: "rope_factors_short.weight", values: singles(short) },
+            ],
+            _ => Vec::new(),
+        }
+    }
+    pub fn bytes(&self) -> usize {
+        GgmlType::F32.bytes(self.values.len())
+    }
+}
+
+/// The divisor of each frequency in llama3 rotary scaling, with the converter's steps and precision.
+pub fn factors(rope: &Rotary, head_dim: usize) -> Vec<f32> {
+    let Scaling::Llama3 { factor, low, high, original } = &rope.scaling else { return Vec::new() };
+    let (factor, low, high, original) = (*factor as f32, *low as f32, *high as f32, *original as f32);
+    let one = |i: usize| {
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        let wave = TAU / (1.0 / (rope.theta as f32).powf(exponent));
+        if wave < original / high {
+            1.0
+        } else if wave > original / low {
+            factor
+        } else {
+            let smooth = (original / wave - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..head_dim / 2).map(one).collect()
+}
+
+/// An error if llama.cpp does not compute what this model computes, or its converter's bytes are not known.
+pub fn check(spec: &Spec) -> Result<()> {
+    if !EXPORTED.contains(&spec.arch) {
+        return Err(Error::input(format!(
+            "`save_gguf`: {} models cannot be exported yet: only {NAMES} can. Use `save_hf` DIR, which llama.cpp's \
+             converter reads",
+            spec.arch.name()
+        )));
+    }
+    let what = unusual_mixture(spec).or_else(|| unusual_rotation(spec)).or_else(|| unusual_attention(spec));
+    what.map_or(Ok(()), |what| {
+        Err(Error::input(format!(
+            "`save_gguf`: llama.cpp does not run {what}: only {NAMES} can be exported. `save_hf` DIR exports this model"
+        )))
+    })
+}
+
+fn unusual_mixture(spec: &Spec) -> Option<String> {
+    let (experts, name) = (spec.experts.as_ref()?, spec.arch.name());
+    // Files have no key for it: llama.cpp knows it of each family.
+    let normalizes = matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe);
+    // Its norms are over all queries and all keys, which have one width in llama.cpp.
+    let narrow = || [spec.heads, spec.kv_heads].iter().any(|n| n * spec.head_dim != spec.dim);
+    match () {
+        _ if !experts.dense.is_empty() => Some(format!("dense layers in {name}")),
+        _ if experts.normalize != normalizes => Some(format!("norm_topk_prob: {} in {name}", !normalizes)),
+        _ if spec.arch == Arch::Olmoe && narrow() => Some("keys that are narrower than the model in olmoe".into()),
+        _ => None,
+    }
+}
+
+fn unusual_rotation(spec: &Spec) -> Option<String> {
+    let name = spec.arch.name();
+    let Some(rope) = &spec.rope else { return Some("these models with learned positions".into()) };
+    let theta = rope.theta;
+    let every_fourth = |i: usize, on: bool| on != (i + 1).is_multiple_of(4);
+    match &rope.scaling {
+        // The file of a Gemma 2 has no key for it, and that of a Gemma 3 a base alone for its windows.
+        scaling if spec.arch == Arch::Gemma2 && (*scaling != Scaling::None || theta != 10_000.0) => {
+            Some("another rotation than the usual in a gemma2 model".into())
+        }
+        _ if spec.local_rope.as_ref().is_some_and(|local| local.scaling != Scaling::None) => {
+            Some(format!("scaled rotations of windows in a {name} model"))
+        }
+        Scaling::Dynamic { .. } => Some("dynamic rotary scaling".into()),
+        Scaling::Long { .. } if spec.arch != Arch::Phi3 => Some(format!("longrope in a {name} model")),
+        Scaling::Linear { .. } | Scaling::Yarn { .. } if spec.arch == Arch::Phi3 => {
+            Some("this rotary scaling in a phi3 model".into())
+        }
+        Scaling::Llama3 { .. } if !is_llama(spec.arch) && spec.arch != Arch::Exaone4 => {
+            Some(format!("Llama 3's scaling in a {name} model"))
+        }
+        Scaling::Yarn { truncate: false, .. } => Some("YaRN with truncate: false".into()),
+        // It reads the key, and computes the usual factor all the same.
+        Scaling::Yarn { factor, attention, .. }
+            if (attention / Scaling::yarn_attention(*factor) - 1.0).abs() > 1e-6 =>
+        {
+            Some(format!("YaRN with an attention_factor of {attention}"))
+        }
+        _ if spec.arch == Arch::SmolLm3
+            && (spec.rotated.is_empty() || !spec.rotated.iter().enumerate().all(|(i, on)| every_fourth(i, *on))) =>
+        {
+            Some("other layers without rotary positions than every fourth in a smollm3 model".into())
+        }
+        _ => None,
+    }
+}
+
+fn unusual_attention(spec: &Spec) -> Option<String> {
+    let (gemma, name) = (is_gemma(spec.arch), spec.arch.name());
+    // Whatever the file says, EXAONE 4 has windows in the 32 B model alone.
+    let exaone = spec.arch == Arch::Exaone4 && (spec.layers, spec.window) == (64, 4096);
+    // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
+    let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
+    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every) || exaone && !(i + 1).is_multiple_of(4);
+    let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
+    let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
+    let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss);
+    let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2);
+    let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
+    match () {
+        _ if spec.qkv_clip.is_some() => Some(format!("clip_qkv in {name}")),
+        _ if spec.arch != Arch::Olmo3 && (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {
+            Some(format!("sliding windows in these layers of {name}"))
+        }
+        _ if spec.query_scalar.is_some_and(|given| given != scalar as f64) => {
+            Some(format!("another query_pre_attn_scalar than {scalar} in a {name} model of {} layers", spec.layers))
+        }
+        _ if (spec.score_cap > 0.0) != (spec.arch == Arch::Gemma2) => Some("these softcaps of attention scores".into()),
+        _ if spec.arch == Arch::Gemma2 && spec.logit_cap == 0.0 => Some("Gemma 2 without a softcap of logits".into()),
+        _ if matches!(spec.arch, Arch::Gemma2 | Arch::Lfm2) && !spec.tied => {
+            Some(format!("{name} with a head of its own"))
+        }
+        _ if matches!(spec.arch, Arch::Olmo2 | Arch::Olmo3 | Arch::Olmoe) && spec.tied => {
+            Some(format!("{name} without a head of its own"))
+        }
+        _ if biased && !reads_all => Some(format!("these biases in a {name} model")),
+        _ if spec.arch == Arch::Starcoder2 && !(spec.qkv_bias && spec.out_bias && spec.mlp_bias) => {
+            Some("a starcoder2 model without biases".into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Experts;
+
+    #[test]
+    fn families_that_cannot_be_exported_are_named() {
+        for family in Arch::all().filter(|family| !EXPORTED.contains(&family.arch)) {
+            let refused = check(&Spec { arch: family.arch, layers: 2, ..Spec::default() });
+            let says = format!("{} models cannot", family.name);
+            assert!(refused.unwrap_err().to_string().contains(&says), "{}", family.name);
+        }
+    }
+
+    /// llama.cpp knows of each family what its files have no key for.
+    #[test]
+    fn unusual_mixtures_are_refused() {
+        let experts =
+            |normalize, dense| Some(Experts { count: 4, top_k: 2, ff: 16, normalize, dense, ..Experts::default() });
+        let of = |arch, experts| Spec {
+            arch,
+            layers: 2,
+            experts,
+            rope: Some(Rotary { theta: 1e4, scaling: Scaling::None }),
+            ..Spec::default()
+        };
+        for (spec, what) in [
+            (of(Arch::Qwen3Moe, experts(true, vec![0])), "dense layers in qwen3_moe"),
+            (of(Arch::Qwen3Moe, experts(false, vec![])), "norm_topk_prob: false in qwen3_moe"),
+            (of(Arch::Olmoe, experts(true, vec![])), "norm_topk_prob: true in olmoe"),
+            (
+                Spec { dim: 64, heads: 4, head_dim: 16, kv_heads: 2, ..of(Arch::Olmoe, experts(false, vec![])) },
+                "keys that are",
+            ),
+            (Spec { qkv_clip: Some(8.0), ..of(Arch::Olmoe, experts(false, vec![])) }, "clip_qkv in olmoe"),
+        ] {
+            let refused = check(&spec).unwrap_err().to_string();
+            assert!(refused.contains(what), "{refused}");
+        }
+        for (arch, normalize) in
+            [(Arch::Mixtral, true), (Arch::Qwen2Moe, false), (Arch::Qwen3Moe, true), (Arch::Olmoe, false)]
+        {
+            check(&of(arch, experts(normalize, vec![]))).unwrap();
+        }
+    }
+
+    /// llama.cpp ignores what files say of these.
+    #[test]
+    fn rotations_and_windows_that_it_does_not_read_are_refused() {
+        let yarn = |attention| Scaling::Yarn {
+            factor: 4.0,
+            original: 32,
+            attention,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+        };
+        let of = |arch, layers, attention| Spec {
+            arch,
+            layers,
+            rope: Some(Rotary { theta: 1e4, scaling: yarn(attention) }),
+            ..Spec::default()
+        };
+        let usual = Scaling::yarn_attention(4.0);
+        check(&of(Arch::Qwen3, 2, usual)).unwrap();
+        let windowed = |layers: usize| Spec {
+            window: 4096,
+            windowed: (1..=layers).map(|i: usize| !i.is_multiple_of(4)).collect(),
+            ..of(Arch::Exaone4, layers, usual)
+        };
+        check(&windowed(64)).unwrap();
+        let smollm = |rotated: &[bool]| Spec { rotated: rotated.to_vec(), ..of(Arch::SmolLm3, 4, usual) };
+        check(&smollm(&[true, true, true, false])).unwrap();
+        for (spec, what) in [
+            (of(Arch::Qwen3, 2, 0.7), "YaRN with an attention_factor of 0.7"),
+            (windowed(8), "sliding windows in these layers of exaone4"),
+            (Spec { window: 8, windowed: vec![true; 2], ..of(Arch::Phi3, 2, usual) }, "this rotary scaling in a phi3"),
+            (smollm(&[]), "than every fourth in a smollm3"),
+            (Spec { out_bias: true, ..of(Arch::SeedOss, 2, usual) }, "these biases in a seed_oss"),
+        ] {
+            let refused = check(&spec).unwrap_err().to_string();
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+
+    /// The file of a Gemma has no keys for them.
+    #[test]
+    fn unusual_rotations_of_gemma_are_refused() {
+        let rope = |theta, scaling| Some(Rotary { theta, scaling });
+        let linear = || Scaling::Linear { factor: 2.0 };
+        let gemma2 =
+            Spec { arch: Arch::Gemma2, layers: 2, score_cap: 50.0, logit_cap: 30.0, tied: true, ..Spec::default() };
+        for (spec, what) in [
+            (
+                Spec { rope: rope(500.0, Scaling::None), ..gemma2.clone() },
+                "another rotation than the usual in a gemma2",
+            ),
+            (Spec { rope: rope(1e4, linear()), ..gemma2 }, "another rotation than the usual in a gemma2"),
+            (
+                Spec {
+                    arch: Arch::Gemma3,
+                    layers: 2,
+                    rope: rope(1e6, Scaling::None),
+                    local_rope: rope(1e4, linear()),
+                    ..Spec::default()
+                },
+                "scaled rotations of windows in a gemma3",
+            ),
+        ] {
+            let refused = check(&spec).unwrap_err().to_string();
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+}
