@@ -1,5 +1,5 @@
 //! How rows become prompts and responses, as configured, and which settings combine. Never reads a row.
-use super::renames::Renames;
+use super::row_names::RowNames;
 use super::shapes::{ANSWER_IDS, GROUP_KEYS, ID_KEYS, PROMPT_KEYS, Shape};
 use super::template::ChatTemplate;
 use crate::base::{Error, Result};
@@ -113,7 +113,7 @@ pub struct Format {
     /// What rows are, where they have the fields of several shapes.
     pub shape: Option<Shape>,
     /// Applied before anything else is read of a row.
-    pub renames: Renames,
+    pub renames: RowNames,
     /// Field of the prompt or the conversation.
     pub input_key: Option<String>,
     /// Field of the response; None: the last message of the conversation.

@@ -10,7 +10,7 @@ mod shapes; // conversations and instructions, recognized by their keys
 mod message; // their messages
 mod array; // elements of a JSON array, streamed
 mod json; // rows of JSON, also as Python writes them
-mod renames; // fields and roles of other names
+mod row_names; // fields and roles of other names
 pub mod slice; // some rows of a data set
 mod content; // decompressed files in UTF-8
 mod foreign; // files of other tools
@@ -66,8 +66,8 @@ pub use prefetch::{Fetched, Prefetch, PrefetchOptions};
 pub use preview::{PreviewRow, PreviewSequence};
 pub use reader::{RowFiles, each_row};
 pub use recipe::{Drop, Outcome, Recipe, TokenizedRow};
-pub use renames::Renames;
 pub use report::Report;
+pub use row_names::RowNames;
 pub use shapes::Shape;
 pub use sweep::{PROMPTS, create_held, open_held};
 pub use synthetic::Synthetic;

@@ -5,7 +5,7 @@ use super::fields::{JsonRow, RowResult};
 use super::kind::FileForm;
 use super::npy;
 use super::recipe::Recipe;
-use super::renames::Renames;
+use super::row_names::RowNames;
 use super::rows::{EachRow, RowUse, Rows};
 use super::text::Texts;
 use super::token_file::TokenWriter;
@@ -82,7 +82,7 @@ pub struct RowFiles {
 }
 
 /// Passes on the rows of the files and directories at `paths` with all their fields, renamed, in order.
-pub fn each_row(paths: &[PathBuf], renames: &Renames, each: &mut EachRow) -> Result<RowFiles> {
+pub fn each_row(paths: &[PathBuf], renames: &RowNames, each: &mut EachRow) -> Result<RowFiles> {
     let Corpus { kind, files, what, .. } = Corpus::find(paths)?;
     if !kind.is_rows() {
         return Err(Error::input(format!(

@@ -65,7 +65,7 @@ pub struct GgufFactors {
 impl GgufFactors {
     pub const LLAMA3: &str = "rope_freqs.weight";
 
-    /// Those of a model.
+    /// The factors of a model like `spec`.
     pub fn of(spec: &Spec) -> Vec<GgufFactors> {
         let Some(rope) = &spec.rope else { return Vec::new() };
         let singles = |values: &[f64]| values.iter().map(|x| *x as f32).collect();

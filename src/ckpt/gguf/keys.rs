@@ -133,7 +133,7 @@ pub fn put(
     keys.put("general.quantization_version", KeyValue::U32(2));
 }
 
-/// Of Phi 3 and 4, in the converter's order.
+/// The keys of Phi 3 and 4, in the converter's order.
 fn phi3(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
     let size = |key: &str, usual: usize| config.get(key).and_then(Value::as_u64).map_or(usual, |n| n as usize);
     put("context_length", KeyValue::U32(size("max_position_embeddings", spec.max_len)));

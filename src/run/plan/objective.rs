@@ -1,7 +1,7 @@
 //! What a run minimizes, and the reference model. Never reads a weight.
 use crate::base::{Error, Result, open};
 use crate::ckpt;
-use crate::data::{Format, LabelKeys, PairKeys, Preferences, Renames};
+use crate::data::{Format, LabelKeys, PairKeys, Preferences, RowNames};
 use crate::engine::{Dpo, EngineOptions, Grpo, GrpoLoss, Kto, Objective, ReferenceModel, Rm, Teaching};
 use crate::nn::{Arch, Decoder, Segment, Spec, is_adapter};
 use crate::run::generate::prompts::{self, PromptField};
@@ -106,7 +106,7 @@ pub fn rows(s: &Settings, format: Format) -> Result<Format> {
             // The field of the prompt, whose ids are read in its place, and that of the answer, which rewards read.
             return Ok(Format {
                 preferences: Some(Preferences::Prompts(rollouts::room(s)?)),
-                renames: Renames::default(), // as the prompts had
+                renames: RowNames::default(), // as the prompts had
                 input_key: None,
                 output_key: None,
                 ..format

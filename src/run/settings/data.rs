@@ -2,7 +2,7 @@
 use super::names::{InputLossName, RowFormatName};
 use super::value::{bytes, count, number, numbers, one_or_many, set};
 use crate::base::Result;
-use crate::data::Renames;
+use crate::data::RowNames;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -137,8 +137,8 @@ impl DataSettings {
         count("max_len", self.max_len)
     }
     /// What fields and roles of the data are called here.
-    pub fn renames(&self) -> Result<Renames> {
-        Renames::new(self.rename_fields.as_deref(), self.rename_roles.as_deref())
+    pub fn renames(&self) -> Result<RowNames> {
+        RowNames::new(self.rename_fields.as_deref(), self.rename_roles.as_deref())
     }
     pub fn cache_bytes(&self) -> Result<u64> {
         bytes("cache_limit", &set(&self.cache_limit, "data.cache_limit")?)

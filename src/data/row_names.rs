@@ -8,14 +8,14 @@ use std::borrow::Cow;
 
 /// What is called otherwise here: pairs of the name in the data and ours.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Renames {
+pub struct RowNames {
     fields: Vec<(String, String)>,
     roles: Vec<(String, String)>,
 }
 
-impl Renames {
-    /// Of entries `OLD=NEW`. Errors are [`Error::Input`].
-    pub fn new(fields: Option<&[String]>, roles: Option<&[String]>) -> Result<Renames> {
+impl RowNames {
+    /// Reads entries `OLD=NEW`. Errors are [`Error::Input`].
+    pub fn new(fields: Option<&[String]>, roles: Option<&[String]>) -> Result<RowNames> {
         let [fields, roles] = [("rename_fields", fields), ("rename_roles", roles)].map(|(setting, entries)| {
             let mut pairs: Vec<(String, String)> = Vec::new();
             for entry in entries.unwrap_or_default() {
@@ -29,7 +29,7 @@ impl Renames {
             }
             Ok(pairs)
         });
-        Ok(Renames { fields: fields?, roles: roles? })
+        Ok(RowNames { fields: fields?, roles: roles? })
     }
     /// The setting that renames something.
     pub fn setting(&self) -> &'static str {
