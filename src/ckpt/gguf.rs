@@ -14,6 +14,7 @@ pub(super) mod import; // files of others as directories
 mod keys; // keys of a model
 pub(super) mod links; // which files such a directory stands for
 mod model; // names and shapes of a model
+mod order; // where a file has rows and columns
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
 mod special; // special tokens and the chat template
@@ -78,10 +79,10 @@ pub fn beginning(
     let tensors = GgufTensors::new(spec, layouts, kind)?;
     let bad = |what| Error::op("save-gguf", format!("{}: {what}", super::hf::FILE));
     let config = super::hf::map(companions.config(spec, Dtype::F32).as_bytes()).map_err(bad)?;
-    if super::hf::is_tower(&config) && spec.arch != Arch::Gemma3 {
+    if super::hf::is_tower(&config) && !matches!(spec.arch, Arch::Gemma3 | Arch::Qwen35) {
         return Err(Error::input(format!(
-            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 can be \
-             exported. `save_hf` DIR exports this model",
+            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 and Qwen 3.5 \
+             can be exported. `save_hf` DIR exports this model",
             quote(config.get("model_type").and_then(Value::as_str).unwrap_or_default())
         )));
     }

@@ -12,8 +12,19 @@ use std::process::{Command, Output};
 /// Families whose files are read back too.
 pub const READ: [&str; 10] =
     ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
-const WRITTEN: [&str; 10] =
-    ["smollm3", "granite", "olmo2", "olmo3", "seed_oss", "exaone4", "phi4", "phi4_mini", "starcoder2", "lfm2"];
+const WRITTEN: [&str; 11] = [
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "seed_oss",
+    "exaone4",
+    "phi4",
+    "phi4_mini",
+    "starcoder2",
+    "lfm2",
+    "qwen3_5",
+];
 pub const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
 
 pub fn tests() -> PathBuf {
@@ -48,14 +59,19 @@ pub fn write(name: &str, case: &Value, dir: &Path) {
     let pieces = case["tokenizer"] == "pieces";
     let tokenizer = if pieces { "sentencepiece" } else { "byte_level" };
     let mut text = fs::read_to_string(tests().join(format!("data/golden/{tokenizer}/tokenizer.json"))).unwrap();
-    if case["tokenizer"] == "qwen2" {
+    if ["qwen2", "qwen35"].iter().any(|kind| case["tokenizer"] == *kind) {
         text = text.replace(r"\\p{N}{1,3}", r"\\p{N}");
+    }
+    if case["tokenizer"] == "qwen35" {
+        text =
+            text.replace(r"?\\p{L}+", r"?[\\p{L}\\p{M}]+").replace(r"[^\\s\\p{L}\\p{N}]", r"[^\\s\\p{L}\\p{M}\\p{N}]");
     }
     fs::write(dir.join("tokenizer.json"), text).unwrap();
     if pieces {
         fs::copy(tests().join("golden/gguf_files/tokenizer.model"), dir.join("tokenizer.model")).unwrap();
     }
-    write_tensors(&case["tensors"], name.starts_with("gemma"), &dir.join("model.safetensors"));
+    let from_one = name.starts_with("gemma") || name == "qwen3_5";
+    write_tensors(&case["tensors"], from_one, &dir.join("model.safetensors"));
 }
 fn write_tensors(tensors: &Value, gemma: bool, file: &Path) {
     let tensors: Vec<(String, Vec<usize>)> = serde_json::from_value(tensors.clone()).unwrap();
@@ -142,20 +158,26 @@ fn adapters_alone_are_those_of_llama_cpps_converter() {
 /// Of a vision-language model, the converter writes the text model.
 #[test]
 fn a_vision_language_model_exports_its_text_model() {
-    let (dir, case) = (Dir::new(), case("gemma3"));
-    write("gemma3", &case, &dir.path("text"));
-    let mut outer = serde_json::json!({"model_type": "gemma3", "vision_config": {}, "text_config": case["config"]});
-    outer["text_config"].as_object_mut().unwrap().shift_remove("architectures");
-    fs::write(dir.path("text/config.json"), outer.to_string()).unwrap();
-    let file = dir.path("text/model.safetensors");
-    let bytes = fs::read(&file).unwrap();
-    let text = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let renamed = text.tensors().into_iter().map(|(name, view)| (format!("language_model.{name}"), view));
-    let eye = TensorView::new(Dtype::U8, vec![3], &[1, 2, 3]).unwrap();
-    let all: Vec<_> = renamed.chain([("vision_tower.eye".to_string(), eye)]).collect();
-    fs::write(&file, safetensors::serialize(all, None).unwrap()).unwrap();
-    let found = exported(dir.0.path(), "--pretrain text --gguf-type f16 --nproc-per-node 1");
-    compare(&found, &case["golden"]["f16"], "gemma3 with a vision tower");
+    let dir = Dir::new();
+    for (name, kind, from, to) in
+        [("gemma3", "gemma3", "", "language_model."), ("qwen3_5", "qwen3_5", "model.", "model.language_model.")]
+    {
+        let case = case(name);
+        write(name, &case, &dir.path(name));
+        let mut outer = serde_json::json!({"model_type": kind, "vision_config": {}, "text_config": case["config"]});
+        outer["tie_word_embeddings"] = case["config"]["tie_word_embeddings"].clone();
+        outer["text_config"].as_object_mut().unwrap().shift_remove("architectures");
+        fs::write(dir.path(name).join("config.json"), outer.to_string()).unwrap();
+        let file = dir.path(name).join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        let text = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let renamed = text.tensors().into_iter().map(|(name, view)| (name.replacen(from, to, 1), view));
+        let eye = TensorView::new(Dtype::U8, vec![3], &[1, 2, 3]).unwrap();
+        let all: Vec<_> = renamed.chain([("vision_tower.eye".to_string(), eye)]).collect();
+        fs::write(&file, safetensors::serialize(all, None).unwrap()).unwrap();
+        let found = exported(dir.0.path(), &format!("--pretrain {name} --gguf-type f16 --nproc-per-node 1"));
+        compare(&found, &case["golden"]["f16"], &format!("{name} with a vision tower"));
+    }
 }
 
 /// Shards begin within rows, and ranks of tp have columns.
@@ -165,6 +187,7 @@ fn the_file_does_not_depend_on_the_mesh() {
     for (name, meshes) in [
         ("llama3", &["--nproc-per-node 3", "--nproc-per-node 4 --tp-size 2", "--nproc-per-node 2 --strategy ddp"][..]),
         ("gemma2", &["--nproc-per-node 2 --tp-size 2"][..]),
+        ("qwen3_5", &["--nproc-per-node 3", "--nproc-per-node 2 --tp-size 2"]),
         ("qwen3_moe", &["--nproc-per-node 2 --tp-size 2", "--nproc-per-node 4 --ep-size 2", "--nproc-per-node 3"]),
     ] {
         let case = case(name);

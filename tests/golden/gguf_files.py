@@ -1,6 +1,6 @@
 """GGUF files as llama.cpp's own converter makes them, for tests/checkpoint/gguf.rs.
 
-    python gguf_files.py make LLAMA_CPP            writes gguf_files/NAME.json: what convert_hf_to_gguf.py of this checkout makes of each case,
+    python gguf_files.py make LLAMA_CPP [CASE ...]    writes gguf_files/NAME.json: what convert_hf_to_gguf.py of this checkout makes of each case,
                                              and convert_lora_to_gguf.py of an adapter of it
     python gguf_files.py check RUN_FSDP [LLAMA_CPP]   exports each case and reads it with the gguf package; with a checkout, compares
                                              whole files; with the xllamacpp package, greedy tokens
@@ -75,6 +75,7 @@ CASES |= {
 # Dense families beside the first ones. Phi 4 mini rotates a part of a head by factors of its own; windows of the others are keys.
 BASE = dict(COMMON, **IDS, vocab_size=384, hidden_act="silu", rope_theta=10000.0, attention_bias=False)
 AFTER = dict(BASE, num_hidden_layers=4, layer_types=LOCAL(4, 4), sliding_window=8)
+LINEAR = ["linear_attention"] * 3 + ["full_attention"]
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.1386294361119891, beta_fast=32, beta_slow=1, rope_theta=5e5)
 PHI = dict(original_max_position_embeddings=64, rope_theta=250000.0)
 WITHOUT = lambda config, *keys: {k: v for k, v in config.items() if k not in keys}  # noqa: E731
@@ -106,9 +107,13 @@ CASES |= {
                                        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], tie_word_embeddings=True,
                                        block_auto_adjust_ff_dim=False, block_ffn_dim_multiplier=1.0, block_multiple_of=256, rope_theta=1e6),
                                   "head_dim", "attention_bias", "rms_norm_eps", "hidden_act")),
+    "qwen3_5": ("qwen35", dict(COMMON, **IDS, architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", vocab_size=384, hidden_act="silu",
+                               num_hidden_layers=4, intermediate_size=128, layer_types=LINEAR, full_attention_interval=4, attention_bias=False, head_dim=32, linear_num_key_heads=2,
+                               linear_num_value_heads=6, linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4, tie_word_embeddings=True,
+                               rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.5, mrope_section=[3, 3, 2], mrope_interleaved=True))),
 }
-PRE = {"llama-bpe": "smaug-bpe", "phi": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
-TEMPLATE = {"llama-bpe": "llama3", "phi": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
+PRE = {"qwen35": "qwen35", "llama-bpe": "smaug-bpe", "phi": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
+TEMPLATE = {"qwen35": "qwen2", "llama-bpe": "llama3", "phi": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
 
 
 def tensors(config):
@@ -132,6 +137,22 @@ def tensors(config):
             else:
                 block |= {f"self_attn.{name}_proj.weight": shape for name, shape in [("q", [q, d]), ("k", [kv, d]), ("v", [kv, d]), ("out", [d, q])]}
                 block |= {"self_attn.q_layernorm.weight": [h], "self_attn.k_layernorm.weight": [h]}
+            found |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
+        return sorted(found.items())
+    if kind == "qwen3_5_text":
+        (nk, nv), (dk, dv) = [(c[f"linear_num_{s}_heads"]) for s in ("key", "value")], [c[f"linear_{s}_head_dim"] for s in ("key", "value")]
+        channels = 2 * nk * dk + nv * dv
+        for i, mixer in enumerate(c["layer_types"]):
+            block = {"input_layernorm.weight": [d], "post_attention_layernorm.weight": [d], "mlp.gate_proj.weight": [f, d], "mlp.up_proj.weight": [f, d],
+                     "mlp.down_proj.weight": [d, f]}
+            if mixer == "full_attention":
+                block |= {f"self_attn.{n}_proj.weight": s for n, s in [("q", [2 * q, d]), ("k", [kv, d]), ("v", [kv, d]), ("o", [d, q])]}
+                block |= {"self_attn.q_norm.weight": [h], "self_attn.k_norm.weight": [h]}
+            else:
+                block |= {f"linear_attn.{n}.weight": s for n, s in [("in_proj_qkv", [channels, d]), ("in_proj_z", [nv * dv, d]), ("in_proj_a", [nv, d]),
+                                                                   ("in_proj_b", [nv, d]), ("conv1d", [channels, 1, c["linear_conv_kernel_dim"]]),
+                                                                   ("norm", [dv]), ("out_proj", [d, nv * dv])]}
+                block |= {"linear_attn.A_log": [nv], "linear_attn.dt_bias": [nv]}
             found |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
         return sorted(found.items())
     after = kind in ("olmo2", "olmo3", "exaone4")
@@ -215,7 +236,10 @@ def tokenizer(name):
     if name == "phi":
         config["tokenizer_class"] = "GPT2Tokenizer"  # by which the converter knows the Phi 4s
     text = (source / "tokenizer.json").read_text()
-    if name == "qwen2":
+    if name == "qwen35":
+        text = text.replace("\\\\p{N}{1,3}", "\\\\p{N}").replace("?\\\\p{L}+", "?[\\\\p{L}\\\\p{M}]+").replace("[^\\\\s\\\\p{L}\\\\p{N}]", "[^\\\\s\\\\p{L}\\\\p{M}\\\\p{N}]")
+        config["chat_template"] = template
+    elif name == "qwen2":
         text = text.replace("\\\\p{N}{1,3}", "\\\\p{N}")
         more["chat_template.jinja"] = template.encode()
         more["generation_config.json"] = b'{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}'
@@ -233,7 +257,7 @@ def write(case, path):
     (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=1))
     for name, content in tokenizer(kind).items():
         (path / name).write_bytes(content)
-    gemma = "gemma" in case
+    gemma = "gemma" in case or case == "qwen3_5"
     save_file({n: weights(i, n, s, gemma) for i, (n, s) in enumerate(tensors(config))}, path / "model.safetensors", {"format": "pt"})
 
 
@@ -260,8 +284,9 @@ def write_adapter(case, base, path):
 
 
 def convert_adapter(llama_cpp, base, path, out):
-    command = [sys.executable, llama_cpp / "convert_lora_to_gguf.py", "--base", base, "--outfile", out, path]
-    subprocess.run(command, check=True, capture_output=True)
+    # It has no --no-mtp.
+    program = f"import runpy, conversion.base as b; b.ModelBase.no_mtp = True; runpy.run_path({str(llama_cpp / 'convert_lora_to_gguf.py')!r}, run_name='__main__')"
+    subprocess.run([sys.executable, "-c", program, "--base", base, "--outfile", out, path], check=True, capture_output=True)
     return out.read_bytes()
 
 
@@ -270,7 +295,8 @@ def convert(llama_cpp, path, case, kind, out):
 
     pre = PRE[CASES[case][0]]
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
-    sys.argv = ["convert_hf_to_gguf.py", str(path), "--outtype", kind, "--model-name", out.stem, "--outfile", str(out)]
+    more = ["--no-mtp"] if case.startswith("qwen3_5") else []  # layers that predict several tokens are none of a model's here
+    sys.argv = ["convert_hf_to_gguf.py", str(path), *more, "--outtype", kind, "--model-name", out.stem, "--outfile", str(out)]
     runpy.run_path(str(llama_cpp / "convert_hf_to_gguf.py"), run_name="__main__")
     return out.read_bytes()
 
@@ -287,10 +313,10 @@ def parts(content):
     return [[name, at, size, hashlib.sha256(content[at : at + size]).hexdigest()[:16]] for name, at, size in spans]
 
 
-def make(llama_cpp):
+def make(llama_cpp, cases):
     (HERE / "gguf_files/tokenizer.model").write_bytes(sentencepiece_model())
     with tempfile.TemporaryDirectory() as scratch:
-        for case in CASES:
+        for case in cases or CASES:
             kind, config = CASES[case]
             path = Path(scratch) / case
             write(case, path)
@@ -467,9 +493,9 @@ def compare(ours, theirs):
 
 
 if __name__ == "__main__":
-    command, *paths = sys.argv[1:]
-    paths = [Path(path).resolve() for path in paths]
+    command, *words = sys.argv[1:]
+    paths = [Path(word).resolve() for word in words]
     llama_cpp = paths[0] if command == "make" else (paths + [None])[1]
     if llama_cpp:
         sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]  # the converter needs the gguf next to it
-    make(llama_cpp) if command == "make" else check(str(paths[0]), llama_cpp)
+    make(llama_cpp, words[1:]) if command == "make" else check(str(paths[0]), llama_cpp)

@@ -7,7 +7,8 @@ use super::super::elements::storable;
 use super::super::merging::Merging;
 use super::family::architecture;
 use super::header::{GgufEntry, GgufKeys, KeyValue, header};
-use super::model::{GgufName, GgufType, interleaved_heads, moved, padded};
+use super::model::{GgufName, GgufType, padded};
+use super::order::GgufOrder;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
 use crate::nn::{Layout, Spec};
@@ -85,7 +86,7 @@ fn factors(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>) 
         }
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for (.., product) in stack {
-            let (of_a, of_b) = sides(product, interleaved_heads(spec, source));
+            let (of_a, of_b) = sides(product, GgufOrder::of(spec, source));
             a.extend(of_a);
             b.extend(of_b.iter().map(|x| x * (product.alpha() / alpha)));
         }
@@ -104,17 +105,22 @@ fn factors(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>) 
 }
 
 /// A (rank, inputs) and B (outputs, rank) of a product; of an embedding, A (tokens, rank).
-fn sides(product: &LowRank, heads: usize) -> (Vec<f32>, Vec<f32>) {
+fn sides(product: &LowRank, order: GgufOrder) -> (Vec<f32>, Vec<f32>) {
     let (rank, (a, b)) = (product.rank(), product.factors());
     let columns = a.len() / rank;
     if product.transposed {
         let turned = (0..columns).flat_map(|column| (0..rank).map(move |k| a[k * columns + column]));
         return (b.to_vec(), turned.collect());
     }
-    let mut rows = vec![0.0; b.len()];
-    let head = (b.len() / rank).checked_div(heads).unwrap_or(0);
-    for (i, row) in b.chunks_exact(rank).enumerate() {
-        rows[moved(i, head) * rank..][..rank].copy_from_slice(row);
+    let moved = |values: &[f32], unit: usize| {
+        let mut moved = vec![0.0; values.len()];
+        for (index, stretch) in values.chunks_exact(unit).enumerate() {
+            moved[order.place(index) * unit..][..unit].copy_from_slice(stretch);
+        }
+        moved
+    };
+    match order {
+        GgufOrder::TiledColumns { width, .. } => (moved(a, width), b.to_vec()),
+        _ => (a.to_vec(), moved(b, rank)),
     }
-    (a.to_vec(), rows)
 }

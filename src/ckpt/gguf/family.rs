@@ -2,11 +2,11 @@
 //! for what is usual in a family. Never names a tensor.
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Rotary, Scaling, Spec};
+use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 use std::f32::consts::TAU;
 
 /// The families whose converter is followed, and GPT-2, which is refused for its positions.
-const EXPORTED: [Arch; 20] = [
+const EXPORTED: [Arch; 21] = [
     Arch::Llama,
     Arch::Mistral,
     Arch::Mixtral,
@@ -27,9 +27,10 @@ const EXPORTED: [Arch; 20] = [
     Arch::Exaone4,
     Arch::Starcoder2,
     Arch::Lfm2,
+    Arch::Qwen35,
 ];
 const NAMES: &str = "Llama, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2 and 3 with their mixtures, Gemma 2 and 3, SmolLM 3, Granite, \
-                     Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2";
+                     Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2, Qwen 3.5";
 
 /// llama.cpp's name of a family.
 pub fn architecture(arch: Arch) -> &'static str {
@@ -38,6 +39,7 @@ pub fn architecture(arch: Arch) -> &'static str {
         Arch::Qwen2Moe => "qwen2moe",
         Arch::Qwen3Moe => "qwen3moe",
         Arch::Olmo3 => Arch::Olmo2.name(),
+        Arch::Qwen35 => "qwen35",
         arch => arch.name(),
     }
 }
@@ -163,6 +165,9 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
         {
             Some(format!("YaRN with an attention_factor of {attention}"))
         }
+        scaling if spec.arch == Arch::Qwen35 && *scaling != Scaling::None => {
+            Some(format!("scaled rotary positions in {name}"))
+        }
         _ if spec.arch == Arch::SmolLm3
             && (spec.rotated.is_empty() || !spec.rotated.iter().enumerate().all(|(i, on)| every_fourth(i, *on))) =>
         {
@@ -181,6 +186,7 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
     let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every) || exaone && !(i + 1).is_multiple_of(4);
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
+    let every_fourth = |i: usize| (i + 1).is_multiple_of(4);
     let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss);
     let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2);
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
@@ -201,6 +207,14 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
             Some(format!("{name} without a head of its own"))
         }
         _ if biased && !reads_all => Some(format!("these biases in a {name} model")),
+        _ if spec.arch == Arch::Qwen35
+            && (0..spec.layers).any(|i| every_fourth(i) != spec.recurrence_of(i).is_none()) =>
+        {
+            Some(format!("attention in other layers than every fourth of {name}"))
+        }
+        _ if matches!(&spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.key_dim != net.shape.value_dim) => {
+            Some(format!("value heads that are not as wide as key heads in {name}"))
+        }
         _ if spec.arch == Arch::Starcoder2 && !(spec.qkv_bias && spec.out_bias && spec.mlp_bias) => {
             Some("a starcoder2 model without biases".into())
         }

@@ -10,7 +10,8 @@ use super::family::GgufFactors;
 use super::file::{GgufFile, GgufPlace, GgufValue};
 use super::header::is_gguf;
 use super::links::MADE;
-use super::model::{GgufName, interleaved_heads};
+use super::model::GgufName;
+use super::order::GgufOrder;
 use crate::base::{Error, Result, open, quote};
 use crate::ckpt::layout::{Coding, FileTensor, pretty};
 use crate::nn::Spec;
@@ -240,9 +241,9 @@ impl GgufModel {
             let coding = GgufCoding {
                 code: place.code,
                 row: shape.get(1).copied().unwrap_or(1),
-                head: match interleaved_heads(spec, &want.name) {
-                    0 => 0,
-                    heads => shape[0] / heads,
+                head: match GgufOrder::of(spec, &want.name) {
+                    GgufOrder::Interleaved { head } => head,
+                    _ => 0,
                 },
                 minus_one: spec.norm_from_one && want.name.ends_with("norm.weight"),
             };

@@ -49,12 +49,12 @@ pub fn put(
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
         put("feed_forward_length", KeyValue::U32(wide.map_or(spec.ff, |n| n as usize)));
         put("attention.head_count", KeyValue::U32(spec.heads));
-        match spec.recurrent.is_empty() {
-            true => put("attention.head_count_kv", KeyValue::U32(spec.kv_heads)),
-            false => {
+        match spec.arch {
+            Arch::Lfm2 => {
                 let of = |i| if spec.recurrence_of(i).is_some() { 0 } else { spec.kv_heads as i32 };
                 put("attention.head_count_kv", KeyValue::I32s(&(0..spec.layers).map(of).collect::<Vec<_>>()));
             }
+            _ => put("attention.head_count_kv", KeyValue::U32(spec.kv_heads)),
         }
     };
     // The converter writes these keys in another order for Gemma 2.
@@ -96,6 +96,7 @@ pub fn put(
     }
     match spec.arch {
         Arch::Lfm2 => put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps))),
+        Arch::Qwen35 => qwen35(&mut put, spec, config),
         Arch::Granite => {
             for (key, name) in [
                 ("attention.scale", "attention_multiplier"),
@@ -131,6 +132,35 @@ pub fn put(
         _ => {}
     }
     keys.put("general.quantization_version", KeyValue::U32(2));
+}
+
+/// How many pairs of a head turn by time, height and width, of models that see.
+fn sections(config: &Map<String, Value>) -> Option<[i32; 4]> {
+    let given = ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key)?.get("mrope_section"))?;
+    let mut sections = [0; 4];
+    sections.iter_mut().zip(given.as_array()?).for_each(|(section, n)| *section = n.as_i64().unwrap_or(0) as i32);
+    Some(sections)
+}
+
+/// The gated delta nets of Qwen 3.5, and its rotation.
+fn qwen35(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
+    let Some(Recurrence::Delta(net)) = &spec.recurrence else { return };
+    for (key, size) in [
+        ("ssm.conv_kernel", net.taps),
+        ("ssm.state_size", net.shape.key_dim),
+        ("ssm.group_count", net.shape.key_heads),
+        ("ssm.time_step_rank", net.shape.value_heads),
+        ("ssm.inner_size", net.shape.values()),
+    ] {
+        put(key, KeyValue::U32(size));
+    }
+    let recurrent: Vec<bool> = (0..spec.layers).map(|i| spec.recurrence_of(i).is_some()).collect();
+    put("attention.recurrent_layers", KeyValue::Bools(&recurrent));
+    put("full_attention_interval", KeyValue::U32(4));
+    put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim)));
+    if sections(config).is_none() {
+        put("rope.dimension_sections", KeyValue::I32s(&[11, 11, 10, 0])); // as the published models have it
+    }
 }
 
 /// The keys of Phi 3 and 4, in the converter's order.
@@ -182,6 +212,9 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
         | Scaling::Dynamic { .. }
         | Scaling::Proportional { .. }
         | Scaling::Long { .. } => {}
+    }
+    if let Some(sections) = sections(config) {
+        put("rope.dimension_sections", KeyValue::I32s(&sections));
     }
     put("rope.freq_base", KeyValue::F32(rope.theta));
     if let Some(local) = &spec.local_rope {

@@ -1,8 +1,8 @@
-//! The model in a GGUF file: tensor names, and the layouts in which llama.cpp differs from transformers. Llama's query
-//! and key rows are interleaved, since llama.cpp rotates neighbors and not halves; Gemma's norms are stored with their
-//! 1 added; the experts of a block are one tensor. Never reads or writes a file.
-use super::family::{GgufFactors, check, is_llama};
+//! The model in a GGUF file: tensor names, and the values in which llama.cpp differs from transformers. Gemma's norms
+//! are stored with their 1 added; the experts of a block are one tensor. Never reads or writes a file.
+use super::family::{GgufFactors, check};
 use super::header::TENSOR_ALIGN;
+use super::order::GgufOrder;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
 use crate::nn::{Arch, Layout, Segment, Spec};
@@ -48,10 +48,37 @@ pub struct GgufTensor {
     pub expert: Option<usize>,
     /// Its first byte, counted from the first tensor's.
     pub offset: u64,
-    /// Number of heads whose rows are interleaved; 0 leaves rows where they are.
-    heads: usize,
+    order: GgufOrder,
+    change: GgufChange,
+}
+
+/// What a file has in place of a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum GgufChange {
+    None,
     /// Our weight is the difference from 1; the file's is not.
-    plus_one: bool,
+    PlusOne,
+    /// Ours is the logarithm of a rate.
+    MinusExp,
+}
+
+impl GgufChange {
+    fn of(spec: &Spec, source: &str) -> GgufChange {
+        match source.rsplit_once('.').map_or("", |(_, name)| name) {
+            "A_log" => GgufChange::MinusExp,
+            // The norm of a gated delta net is not from 1.
+            _ if source.ends_with("linear_attn.norm.weight") => GgufChange::None,
+            _ if spec.norm_from_one && source.ends_with("norm.weight") => GgufChange::PlusOne,
+            _ => GgufChange::None,
+        }
+    }
+    fn apply(self, values: &mut [f32]) {
+        match self {
+            GgufChange::None => {}
+            GgufChange::PlusOne => values.iter_mut().for_each(|x| *x += 1.0),
+            GgufChange::MinusExp => values.iter_mut().for_each(|x| *x = -f64::from(*x).exp() as f32),
+        }
+    }
 }
 
 impl GgufTensor {
@@ -77,37 +104,25 @@ impl GgufTensor {
         scratch: &mut Vec<u8>,
         f: &mut dyn FnMut(&[u8], u64) -> Result<()>,
     ) -> Result<()> {
-        if self.plus_one {
-            values.iter_mut().for_each(|x| *x += 1.0);
-        }
+        self.change.apply(values);
         let mut put = |at: usize, values: &[f32]| {
             scratch.clear();
             self.form.encode(values, scratch);
             f(scratch, self.offset + self.form.bytes(at) as u64)
         };
-        if self.heads == 0 {
+        if self.order == GgufOrder::Same {
             return put(at, values);
         }
-        let (row, head) = (self.row(), self.own_shape()[0] / self.heads);
+        let unit = self.order.unit(self.row());
         let (mut at, mut rest) = (at, &*values);
         while !rest.is_empty() {
-            let (index, column) = (at / row, at % row);
-            let (part, behind) = rest.split_at(rest.len().min(row - column));
-            put(moved(index, head) * row + column, part)?;
+            let (index, within) = (at / unit, at % unit);
+            let (part, behind) = rest.split_at(rest.len().min(unit - within));
+            put(self.order.place(index) * unit + within, part)?;
             (at, rest) = (at + part.len(), behind);
         }
         Ok(())
     }
-}
-
-/// Where a file has row `index` of heads of `head` rows: row i of a head's first half and row i of its second half
-/// become neighbors. With 0, rows stay.
-pub fn moved(index: usize, head: usize) -> usize {
-    if head == 0 {
-        return index;
-    }
-    let (first, i) = (index - index % head, index % head);
-    first + i % (head / 2) * 2 + i / (head / 2)
 }
 
 /// The tensors of a file, sorted by their names in Hugging Face files, but all experts of a block by their matrices.
@@ -133,17 +148,24 @@ impl GgufTensors {
         let mut list = Vec::with_capacity(segments.len());
         for (segment, GgufName { name, expert }) in segments {
             let (mut shape, source) = (segment.global_shape(), segment.name.clone());
-            let is_conv = name.contains(".shortconv.conv.");
+            let is_conv = [".shortconv.conv.", ".ssm_conv1d."].iter().any(|part| name.contains(part));
             let whole = is_conv || name.contains(".ffn_gate_inp");
             let form = if whole { GgmlType::F32 } else { kind.of(&shape) };
-            let heads = interleaved_heads(spec, &source);
+            if let (GgufOrder::TiledColumns { width, .. }, GgmlType::Q8_0) = (GgufOrder::of(spec, &source), form)
+                && width % form.block() != 0
+            {
+                return Err(Error::input(format!(
+                    "`gguf_type` q8_0: {source} has heads of {width} columns, which are no whole blocks of {}: use f16",
+                    form.block()
+                )));
+            }
+            let (order, change) = (GgufOrder::of(spec, &source), GgufChange::of(spec, &source));
             let bytes = form.bytes(shape.iter().product());
-            let plus_one = spec.norm_from_one && source.ends_with("norm.weight");
             shape.splice(0..0, expert.map(|_| experts));
             if is_conv {
                 shape.remove(1); // channels, 1, taps
             }
-            list.push(GgufTensor { name, source, shape, form, expert, offset, heads, plus_one });
+            list.push(GgufTensor { name, source, shape, form, expert, offset, order, change });
             let is_whole = expert.is_none_or(|expert| expert + 1 == experts);
             offset += if is_whole { padded(bytes) } else { bytes as u64 };
         }
@@ -193,6 +215,13 @@ impl GgufName {
             let expert = Some(expert.parse().map_err(|_| unknown())?);
             return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert });
         }
+        if let Some(known) = match source.split_once("linear_attn.").map_or("", |(_, name)| name) {
+            "A_log" => Some("ssm_a"),
+            "dt_bias" => Some("ssm_dt.bias"),
+            _ => None,
+        } {
+            return Ok(GgufName { name: format!("{block}{known}"), expert: None });
+        }
         let known = match module {
             "model.embed_tokens" => "token_embd",
             "model.norm" => "output_norm",
@@ -209,7 +238,16 @@ impl GgufName {
             "conv.conv" => "shortconv.conv",
             "conv.in_proj" => "shortconv.in_proj",
             "conv.out_proj" => "shortconv.out_proj",
-            "post_attention_layernorm" if spec.post_norms || spec.arch == Arch::SeedOss => "post_attention_norm",
+            "post_attention_layernorm" if spec.post_norms || matches!(spec.arch, Arch::SeedOss | Arch::Qwen35) => {
+                "post_attention_norm"
+            }
+            "linear_attn.in_proj_qkv" => "attn_qkv",
+            "linear_attn.in_proj_z" => "attn_gate",
+            "linear_attn.in_proj_a" => "ssm_alpha",
+            "linear_attn.in_proj_b" => "ssm_beta",
+            "linear_attn.conv1d" => "ssm_conv1d",
+            "linear_attn.norm" => "ssm_norm",
+            "linear_attn.out_proj" => "ssm_out",
             "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
             "post_feedforward_layernorm" => "post_ffw_norm",
             "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
@@ -223,15 +261,5 @@ impl GgufName {
             _ => return Err(unknown()),
         };
         Ok(GgufName { name: format!("{block}{known}.{suffix}"), expert: None })
-    }
-}
-
-/// Heads of the tensor `source` whose rows llama.cpp has interleaved; 0 if it has them as they are.
-pub fn interleaved_heads(spec: &Spec, source: &str) -> usize {
-    match () {
-        _ if !is_llama(spec.arch) => 0,
-        _ if source.contains(".q_proj.") => spec.heads,
-        _ if source.contains(".k_proj.") => spec.kv_heads,
-        _ => 0,
     }
 }

@@ -96,11 +96,15 @@ fn pre_tokenizer(json: &Value) -> Result<&'static str> {
     let parts: Vec<String> = parts.iter().map(kind).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let rule = |numbers: &str| format!("{LETTERS}{numbers}{REST}");
+    // Qwen 3.5 keeps marks with their letters.
+    let marked =
+        rule(r"\p{N}").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]");
     match parts[..] {
         // llama-bpe also ignores merges for words that are in the vocabulary.
         [split, "bytes"] if split == rule(r"\p{N}{1,3}") && model["ignore_merges"] == true => Ok("llama-bpe"),
         [split, "bytes"] if split == rule(r"\p{N}{1,3}") => Ok("smaug-bpe"),
         [split, "bytes"] if split == rule(r"\p{N}") => Ok("qwen2"),
+        [split, "bytes"] if split == marked => Ok("qwen35"),
         ["digits", "gpt-2"] => Ok("smollm"),
         ["gpt-2"] => Ok("gpt-2"),
         _ => Err(refused(&format!("llama.cpp has no name for its pre_tokenizer {}", quote(pre)))),
