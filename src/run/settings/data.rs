@@ -47,10 +47,11 @@ pub struct DataSettings {
     #[arg(long)]
     pub row_format: Option<RowFormatName>,
     /// Fields of rows and of their messages that have other names than here, such as question=instruction
+    /// [default: none]
     #[arg(long, num_args = 1.., value_name = "OLD=NEW")]
     #[serde(deserialize_with = "one_or_many")]
     pub rename_fields: Option<Vec<String>>,
-    /// Roles of messages that have other names than here, such as student=user
+    /// Roles of messages that have other names than here, such as student=user [default: none]
     #[arg(long, num_args = 1.., value_name = "OLD=NEW")]
     #[serde(deserialize_with = "one_or_many")]
     pub rename_roles: Option<Vec<String>>,

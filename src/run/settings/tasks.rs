@@ -3,10 +3,11 @@
 //!
 //! [Note: defaults by task] A pretrained model is damaged by a learning rate for training from nothing. The values are
 //! those that other trainers use for the task (docs/finetune.md names them); adapters learn at ten times the rate of
-//! the model, as their authors found. Warmup is a fraction of the run, because small data sets make short runs. The
-//! length of sequences follows from the longest row of the data, up to `TaskDefaults::max_len` and the model's
-//! positions; a micro-batch then holds as many sequences as `MICRO_BATCH` allows, and gradient accumulation makes up
-//! the step. Rows are not packed: sequences are concatenated without padding, so packing would only make steps larger.
+//! the model, as their authors found, and those of DPO and KTO, whose runs are one pass, at a hundred times. Warmup is
+//! a fraction of the run, because small data sets make short runs. The length of sequences follows from the longest
+//! row of the data, up to `TaskDefaults::max_len` and the model's positions; a micro-batch then holds as many sequences
+//! as `MICRO_BATCH` allows, and gradient accumulation makes up the step. Rows are not packed: sequences are
+//! concatenated without padding, so packing would only make steps larger.
 use super::effect;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,8 +36,8 @@ pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 6] = [
         TaskDefaults { name: "distillation", ..SFT },
         TaskDefaults { name: "distillation with LoRA", lr: 2e-4, ..SFT },
     ),
-    ("dpo", DPO, TaskDefaults { name: "DPO with LoRA", lr: 5e-6, ..DPO }),
-    ("kto", TaskDefaults { name: "KTO", ..DPO }, TaskDefaults { name: "KTO with LoRA", lr: 5e-6, ..DPO }),
+    ("dpo", DPO, TaskDefaults { name: "DPO with LoRA", lr: 5e-5, ..DPO }),
+    ("kto", TaskDefaults { name: "KTO", ..DPO }, TaskDefaults { name: "KTO with LoRA", lr: 5e-5, ..DPO }),
     (
         "grpo",
         TaskDefaults { name: "GRPO", lr: 1e-6, warmup_ratio: 0.0, ..DPO },
