@@ -1,5 +1,6 @@
 //! Elements of a tensor in a GGUF file, read as the model has them. Never knows a tensor's name.
 use super::codes::GgmlCode;
+use super::order::GgufOrder;
 use safetensors::Dtype;
 use std::fs::File;
 use std::io;
@@ -11,20 +12,19 @@ pub struct GgufCoding {
     pub code: GgmlCode,
     /// Elements of a row.
     pub row: usize,
-    /// Rows of a head whose halves are interleaved; 0 if rows are where the model has them.
-    pub head: usize,
+    pub order: GgufOrder,
     pub minus_one: bool,
 }
 
 impl GgufCoding {
     /// Elements that are the model's, stored as `code`.
     pub fn plain(code: GgmlCode) -> GgufCoding {
-        GgufCoding { code, row: 1, head: 0, minus_one: false }
+        GgufCoding { code, row: 1, order: GgufOrder::Same, minus_one: false }
     }
     /// The type of the elements, if they are the model's as they stand.
     pub fn stored(&self) -> Option<Dtype> {
         match self.code {
-            _ if self.head > 0 || self.minus_one => None,
+            _ if self.order != GgufOrder::Same || self.minus_one => None,
             GgmlCode::F32 => Some(Dtype::F32),
             GgmlCode::F16 => Some(Dtype::F16),
             GgmlCode::BF16 => Some(Dtype::BF16),
@@ -34,18 +34,16 @@ impl GgufCoding {
 
     /// Assigns `out` from the tensor at `offset`: the model's elements `at..`.
     pub fn read(&self, file: &File, offset: u64, at: usize, out: &mut [f32]) -> io::Result<()> {
-        if self.head == 0 {
+        if self.order == GgufOrder::Same {
             self.stretch(file, offset, at, out)?;
         } else {
+            let unit = self.order.unit(self.row);
             let mut at = at;
             let mut rest = &mut *out;
             while !rest.is_empty() {
-                let (index, column) = (at / self.row, at % self.row);
-                let (part, behind) = rest.split_at_mut(rest.len().min(self.row - column));
-                // Neighbors in the file are row i of a head's first half and row i of its second half.
-                let (first, i) = (index - index % self.head, index % self.head);
-                let moved = first + i % (self.head / 2) * 2 + i / (self.head / 2);
-                self.stretch(file, offset, moved * self.row + column, part)?;
+                let (index, within) = (at / unit, at % unit);
+                let (part, behind) = rest.split_at_mut(rest.len().min(unit - within));
+                self.stretch(file, offset, self.order.place(index) * unit + within, part)?;
                 at += part.len();
                 rest = behind;
             }

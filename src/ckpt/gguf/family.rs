@@ -123,6 +123,11 @@ pub fn check(spec: &Spec) -> Result<()> {
     })
 }
 
+/// Every fourth layer, from the one with index 3 on.
+fn is_fourth(layer: usize) -> bool {
+    (layer + 1).is_multiple_of(4)
+}
+
 fn unusual_mixture(spec: &Spec) -> Option<String> {
     let (experts, name) = (spec.experts.as_ref()?, spec.arch.name());
     // Files have no key for it: llama.cpp knows it of each family.
@@ -141,7 +146,6 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
     let name = spec.arch.name();
     let Some(rope) = &spec.rope else { return Some("these models with learned positions".into()) };
     let theta = rope.theta;
-    let every_fourth = |i: usize, on: bool| on != (i + 1).is_multiple_of(4);
     match &rope.scaling {
         // The file of a Gemma 2 has no key for it, and that of a Gemma 3 a base alone for its windows.
         scaling if spec.arch == Arch::Gemma2 && (*scaling != Scaling::None || theta != 10_000.0) => {
@@ -169,7 +173,7 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
             Some(format!("scaled rotary positions in {name}"))
         }
         _ if spec.arch == Arch::SmolLm3
-            && (spec.rotated.is_empty() || !spec.rotated.iter().enumerate().all(|(i, on)| every_fourth(i, *on))) =>
+            && (spec.rotated.is_empty() || !spec.rotated.iter().enumerate().all(|(i, on)| *on != is_fourth(i))) =>
         {
             Some("other layers without rotary positions than every fourth in a smollm3 model".into())
         }
@@ -183,10 +187,9 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
     let exaone = spec.arch == Arch::Exaone4 && (spec.layers, spec.window) == (64, 4096);
     // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
     let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
-    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every) || exaone && !(i + 1).is_multiple_of(4);
+    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every) || exaone && !is_fourth(i);
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
-    let every_fourth = |i: usize| (i + 1).is_multiple_of(4);
     let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss);
     let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2);
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
@@ -207,9 +210,7 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
             Some(format!("{name} without a head of its own"))
         }
         _ if biased && !reads_all => Some(format!("these biases in a {name} model")),
-        _ if spec.arch == Arch::Qwen35
-            && (0..spec.layers).any(|i| every_fourth(i) != spec.recurrence_of(i).is_none()) =>
-        {
+        _ if spec.arch == Arch::Qwen35 && (0..spec.layers).any(|i| is_fourth(i) != spec.recurrence_of(i).is_none()) => {
             Some(format!("attention in other layers than every fourth of {name}"))
         }
         _ if matches!(&spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.key_dim != net.shape.value_dim) => {

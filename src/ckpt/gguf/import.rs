@@ -241,10 +241,7 @@ impl GgufModel {
             let coding = GgufCoding {
                 code: place.code,
                 row: shape.get(1).copied().unwrap_or(1),
-                head: match GgufOrder::of(spec, &want.name) {
-                    GgufOrder::Interleaved { head } => head,
-                    _ => 0,
-                },
+                order: GgufOrder::of(spec, &want.name),
                 minus_one: spec.norm_from_one && want.name.ends_with("norm.weight"),
             };
             let offset = place.offset + (first / place.code.block() * place.code.block_bytes()) as u64;

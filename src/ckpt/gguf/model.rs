@@ -151,7 +151,8 @@ impl GgufTensors {
             let is_conv = [".shortconv.conv.", ".ssm_conv1d."].iter().any(|part| name.contains(part));
             let whole = is_conv || name.contains(".ffn_gate_inp");
             let form = if whole { GgmlType::F32 } else { kind.of(&shape) };
-            if let (GgufOrder::TiledColumns { width, .. }, GgmlType::Q8_0) = (GgufOrder::of(spec, &source), form)
+            let (order, change) = (GgufOrder::of(spec, &source), GgufChange::of(spec, &source));
+            if let (GgufOrder::TiledColumns { width, .. }, GgmlType::Q8_0) = (order, form)
                 && width % form.block() != 0
             {
                 return Err(Error::input(format!(
@@ -159,7 +160,6 @@ impl GgufTensors {
                     form.block()
                 )));
             }
-            let (order, change) = (GgufOrder::of(spec, &source), GgufChange::of(spec, &source));
             let bytes = form.bytes(shape.iter().product());
             shape.splice(0..0, expert.map(|_| experts));
             if is_conv {

@@ -154,6 +154,11 @@ impl<'a> FileBlock<'a> {
         Error::input(format!("{}: {what}", self.path.display()))
     }
 
+    /// Notes a fault of the block, which is reported together with the others.
+    fn report(&mut self, what: String) {
+        self.faults.push(format!("{}: {what}", self.path.display()));
+    }
+
     /// The keys at `at`; `None` for an empty section.
     fn body<'b>(&self, at: &str, value: &'b Value) -> Result<Option<&'b Map<String, Value>>> {
         match value {
@@ -199,7 +204,7 @@ impl<'a> FileBlock<'a> {
             }
             (None, false) => format!("unknown key {at}: {}", foreign::hint(key)),
         };
-        self.faults.push(format!("{}: {fault}", self.path.display()));
+        self.report(fault);
         Ok(())
     }
 
@@ -247,7 +252,7 @@ impl<'a> FileBlock<'a> {
             None if self.schema.get(name).is_none() => foreign::hint(key),
             None => format!("the nearest known one is {at}.{}", nearest(key, keys.chain(synonyms::keys_of(section)))),
         };
-        self.faults.push(format!("{}: unknown key {at}.{}: {hint}", self.path.display(), quote(key)));
+        self.report(format!("unknown key {at}.{}: {hint}", quote(key)));
     }
 
     /// `distributed: {strategy, num_nodes, devices, fsdp: {enabled, ...}}`.
@@ -271,8 +276,7 @@ impl<'a> FileBlock<'a> {
                 (key, None) if self.flag(&at_key, "distributed", key, value)? => {}
                 _ => {
                     let near = nearest(key, synonyms::keys_of("distributed").chain(["fsdp"]));
-                    let fault = format!("unknown key {at_key}: the nearest known one is {at}.{near}");
-                    self.faults.push(format!("{}: {fault}", self.path.display()));
+                    self.report(format!("unknown key {at_key}: the nearest known one is {at}.{near}"));
                 }
             }
         }

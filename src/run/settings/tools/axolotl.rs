@@ -309,9 +309,7 @@ fn roles(at: &str, value: &Value, has_roles: bool, out: &mut Rewriting) -> Resul
         let names = strings(names).filter(|_| ["user", "assistant", "system", "tool"].contains(&role.as_str()));
         let names =
             names.ok_or_else(|| out.refuse(at, value, "expected user, assistant, system or tool with names"))?;
-        let known =
-            |name: &str| !has_roles && matches!((role.as_str(), name), ("user", "human") | ("assistant", "gpt"));
-        names.iter().filter(|name| !known(name)).for_each(|name| out.rename("rename_roles", name, role));
+        names.iter().for_each(|name| out.rename_role(name, role, has_roles));
     }
     Ok(())
 }

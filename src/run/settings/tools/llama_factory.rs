@@ -161,20 +161,18 @@ fn entry(at: &str, dir: &Path, body: &Value, slice: &str, out: &mut Rewriting) -
 fn tags(at: &str, tags: &Value, out: &mut Rewriting) -> Result<()> {
     let has_roles = tags["role_tag"] == "role"; // which are not ShareGPT's
     for (key, value) in tags.as_object().into_iter().flatten() {
-        let known: &[&str] = match key.as_str() {
-            "role_tag" | "content_tag" => &[],
-            "user_tag" => &["user", "human"],
-            "assistant_tag" => &["assistant", "gpt"],
-            "system_tag" => &["system"],
-            "observation_tag" => &["tool", "observation"],
-            "function_tag" => &["function_call"],
+        let role = match key.as_str() {
+            "role_tag" | "content_tag" => None,
+            "user_tag" => Some("user"),
+            "assistant_tag" => Some("assistant"),
+            "system_tag" => Some("system"),
+            "observation_tag" => Some("tool"),
+            "function_tag" => Some("function_call"),
             _ => return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, "there is no such tag")),
         };
-        match (value.as_str(), known) {
-            (Some(name), [ours, ..]) if name != *ours && (has_roles || !known.contains(&name)) => {
-                out.rename("rename_roles", name, ours)
-            }
-            (Some(_), _) => {}
+        match (value.as_str(), role) {
+            (Some(name), Some(role)) => out.rename_role(name, role, has_roles),
+            (Some(_), None) => {}
             (None, _) => return Err(out.refuse(&format!("{at}.tags.{}", quote(key)), value, "expected a name")),
         }
     }

@@ -60,6 +60,14 @@ impl<'a> Rewriting<'a> {
             all.push(entry);
         }
     }
+    /// Reads a role by another name. Next to ShareGPT's fields its own names need none: `has_roles` says that there are
+    /// other fields.
+    pub fn rename_role(&mut self, name: &str, ours: &str, has_roles: bool) {
+        let known = [("human", "user"), ("gpt", "assistant"), ("observation", "tool")].contains(&(name, ours));
+        if has_roles || !known {
+            self.rename("rename_roles", name, ours);
+        }
+    }
     /// Reads messages whose role and content are in these fields.
     pub fn message_fields(&mut self, role: &str, content: &str) {
         match (role, content) {
