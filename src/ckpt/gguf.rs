@@ -18,6 +18,7 @@ mod order; // where a file has rows and columns
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
 mod special; // special tokens and the chat template
+mod splits; // how byte-level tokenizers split a text
 mod tokenizer; // tokens and merges, as keys
 mod vocabulary; // tokens by id
 
@@ -79,10 +80,12 @@ pub fn beginning(
     let tensors = GgufTensors::new(spec, layouts, kind)?;
     let bad = |what| Error::op("save-gguf", format!("{}: {what}", super::hf::FILE));
     let config = super::hf::map(companions.config(spec, Dtype::F32).as_bytes()).map_err(bad)?;
-    if super::hf::is_tower(&config) && !matches!(spec.arch, Arch::Gemma3 | Arch::Qwen35) {
+    if super::hf::is_tower(&config)
+        && !matches!(spec.arch, Arch::Gemma3 | Arch::Qwen35 | Arch::Qwen35Moe | Arch::Ministral3)
+    {
         return Err(Error::input(format!(
-            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 and Qwen 3.5 \
-             can be exported. `save_hf` DIR exports this model",
+            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3, Qwen \
+             3.5 and Ministral 3 can be exported. `save_hf` DIR exports this model",
             quote(config.get("model_type").and_then(Value::as_str).unwrap_or_default())
         )));
     }
@@ -90,8 +93,9 @@ pub fn beginning(
     let generation = companions.file("generation_config.json").and_then(|text| serde_json::from_slice(text).ok());
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
     let mut pairs = GgufKeys::default();
-    keys::put(&mut pairs, &name, spec, &config, &generation.unwrap_or(Value::Null), &tensors, kind);
-    tokenizer::put(&mut pairs, spec, &config, companions)?;
+    let generation = generation.unwrap_or(Value::Null);
+    keys::put(&mut pairs, &name, spec, &config, &generation, &tensors, kind);
+    tokenizer::put(&mut pairs, spec, &config, &generation, companions)?;
     let shapes: Vec<[usize; 1]> = tensors.factors.iter().map(|factors| [factors.values.len()]).collect();
     let mut offset = 0;
     let factors = tensors.factors.iter().zip(&shapes).map(|(factors, shape)| {

@@ -82,21 +82,24 @@ impl TensorSource {
         let then = hf::read(dir)?;
         // A causal model has a head of logits instead of the score, whose initial weights stay.
         let new_score = spec.score && !then.score;
-        let mut plan = FilePlan::of_base(layouts, None);
+        let planned = |carried| match new_score {
+            true => FilePlan::without(layouts, SCORE),
+            false => FilePlan::of_base(layouts, carried),
+        };
+        let mut plan = planned(None);
         let (mut found, tower) = match within(dir)? {
             none if none.is_empty() => {
                 let mut found = OpenedFiles::safetensors(dir, "model")?;
                 published::rename(&mut found.tensors, &then);
                 let tower = found.tower(dir, false)?;
                 found.tensors.retain(|name, _| !predicts_later_tokens(name, &then) && !is_unused_kv(name, &then));
-                plan = FilePlan::of_base(layouts, tower.as_ref().map(|tower| &tower.carried));
+                plan = planned(tower.as_ref().map(|tower| &tower.carried));
                 (found, tower)
             }
             files => (OpenedFiles::gguf(&files, &then, &plan)?, None),
         };
         if new_score {
             found.tensors.remove(HEAD);
-            plan = FilePlan::without(layouts, SCORE);
         }
         let source = found.matched(dir, &plan, tower, false)?;
         same_model(dir, &Spec { score: then.score || new_score, ..then }, spec)?;

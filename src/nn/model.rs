@@ -5,7 +5,7 @@ use super::families::{gpt, llama};
 use super::layout::Layout;
 use super::recurrence::Recurrence;
 use super::root::Root;
-use super::spec::Spec;
+use super::spec::{Experts, Spec};
 use super::split::Split;
 
 impl Spec {
@@ -39,12 +39,17 @@ impl Spec {
     }
     /// Number of parameters, embeddings included. A tied head counts once.
     pub fn params(&self) -> usize {
-        self.layouts().iter().map(Layout::params).sum()
+        let all = |spec: &Spec| spec.layouts().iter().map(Layout::params).sum::<usize>();
+        let Some(experts) = &self.experts else { return all(self) };
+        // The experts of a block are alike, so a second one tells what each adds: layouts of all are large.
+        let [one, two] =
+            [1, 2].map(|count| all(&Spec { experts: Some(Experts { count, ..experts.clone() }), ..self.clone() }));
+        one + (experts.count - 1) * (two - one)
     }
     /// Parameters of experts that a token does not use.
     pub fn idle_params(&self) -> usize {
         let matrices = if self.gated() { 3 } else { 2 };
-        let idle = |e: &super::spec::Experts| matrices * self.dim * e.ff * (e.count - e.top_k) * self.sparse_blocks();
+        let idle = |e: &Experts| matrices * self.dim * e.ff * (e.count - e.top_k) * self.sparse_blocks();
         self.experts.as_ref().map_or(0, idle)
     }
     /// FLOPs that a training step needs per token of a sequence of `seq`, without recomputation: the definition of

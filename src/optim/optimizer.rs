@@ -10,6 +10,7 @@ use crate::device::ops::{AdamW, AdamWScalars, AdamWStep, Sgd, SgdScalars};
 use crate::device::{Device, HostUpdate, Place, View, ViewMut};
 use crate::nn::{Layout, Segment, Storage};
 use crate::store::{PartId, Store};
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// The update rule and its hyperparameters.
@@ -110,7 +111,7 @@ impl Optimizer {
         seed: u64,
     ) -> Result<Optimizer> {
         let mut states: Vec<States> = (0..store.units()).map(|_| States::default()).collect();
-        let matrix_names = if matches!(rule, Rule::Muon { .. }) { owners::names(layouts) } else { Vec::new() };
+        let matrix_names = if matches!(rule, Rule::Muon { .. }) { owners::names(layouts) } else { HashSet::new() };
         let (mut matrices, mut dtype, replicated) = (Vec::new(), DType::F32, store.replicated());
         let mut staged: Option<Staged> = None;
         let mut kinds = Vec::new();

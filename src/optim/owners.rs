@@ -15,6 +15,7 @@ use crate::comm::MeshSizes;
 use crate::comm::mesh::Coords;
 use crate::nn::{Layout, ROOT, Segment, Slice, Tp, is_adapter};
 use crate::store::PartId;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Whether Muon updates the tensor, a segment of layer `layer`.
@@ -23,7 +24,7 @@ pub(super) fn updates(layer: usize, segment: &Segment) -> bool {
 }
 
 /// Names of all tensors that Muon updates.
-pub(super) fn names(layouts: &[Layout]) -> Vec<String> {
+pub(super) fn names(layouts: &[Layout]) -> HashSet<String> {
     let segments = layouts.iter().enumerate().flat_map(|(layer, l)| l.segments.iter().map(move |s| (layer, s)));
     segments.filter(|(layer, s)| updates(*layer, s)).map(|(_, s)| s.name.clone()).collect()
 }

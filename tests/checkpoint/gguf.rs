@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 /// Families whose files are read back too.
 pub const READ: [&str; 10] =
     ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
-const WRITTEN: [&str; 11] = [
+const WRITTEN: [&str; 18] = [
     "smollm3",
     "granite",
     "olmo2",
@@ -24,6 +24,13 @@ const WRITTEN: [&str; 11] = [
     "starcoder2",
     "lfm2",
     "qwen3_5",
+    "qwen3_5_moe",
+    "ministral3",
+    "glm4",
+    "cohere2",
+    "ernie4_5",
+    "hunyuan",
+    "lfm2_moe",
 ];
 pub const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
 
@@ -66,11 +73,19 @@ pub fn write(name: &str, case: &Value, dir: &Path) {
         text =
             text.replace(r"?\\p{L}+", r"?[\\p{L}\\p{M}]+").replace(r"[^\\s\\p{L}\\p{N}]", r"[^\\s\\p{L}\\p{M}\\p{N}]");
     }
+    if case["tokenizer"] == "glm" {
+        text = text.replace("<|im_start|>", "<|user|>");
+    }
+    if case["pre_tokenizer"].is_object() {
+        let mut whole: Value = serde_json::from_str(&text).unwrap();
+        whole["pre_tokenizer"] = case["pre_tokenizer"].clone();
+        text = whole.to_string();
+    }
     fs::write(dir.join("tokenizer.json"), text).unwrap();
     if pieces {
         fs::copy(tests().join("golden/gguf_files/tokenizer.model"), dir.join("tokenizer.model")).unwrap();
     }
-    let from_one = name.starts_with("gemma") || name == "qwen3_5";
+    let from_one = name.starts_with("gemma") || name.starts_with("qwen3_5");
     write_tensors(&case["tensors"], from_one, &dir.join("model.safetensors"));
 }
 fn write_tensors(tensors: &Value, gemma: bool, file: &Path) {
@@ -159,9 +174,12 @@ fn adapters_alone_are_those_of_llama_cpps_converter() {
 #[test]
 fn a_vision_language_model_exports_its_text_model() {
     let dir = Dir::new();
-    for (name, kind, from, to) in
-        [("gemma3", "gemma3", "", "language_model."), ("qwen3_5", "qwen3_5", "model.", "model.language_model.")]
-    {
+    for (name, kind, from, to) in [
+        ("gemma3", "gemma3", "", "language_model."),
+        ("qwen3_5", "qwen3_5", "model.", "model.language_model."),
+        ("qwen3_5_moe", "qwen3_5_moe", "model.", "model.language_model."),
+        ("ministral3", "mistral3", "model.", "model.language_model."),
+    ] {
         let case = case(name);
         write(name, &case, &dir.path(name));
         let mut outer = serde_json::json!({"model_type": kind, "vision_config": {}, "text_config": case["config"]});
@@ -189,6 +207,8 @@ fn the_file_does_not_depend_on_the_mesh() {
         ("gemma2", &["--nproc-per-node 2 --tp-size 2"][..]),
         ("qwen3_5", &["--nproc-per-node 3", "--nproc-per-node 2 --tp-size 2"]),
         ("qwen3_moe", &["--nproc-per-node 2 --tp-size 2", "--nproc-per-node 4 --ep-size 2", "--nproc-per-node 3"]),
+        ("qwen3_5_moe", &["--nproc-per-node 2 --ep-size 2"]),
+        ("lfm2_moe", &["--nproc-per-node 2 --ep-size 2"]),
     ] {
         let case = case(name);
         write(name, &case, &dir.path(name));

@@ -1,13 +1,14 @@
 //! `--pretrain FILE.gguf`: the weights of the gguf package, the ids of the source's tokenizer, and the file itself when
 //! it is written back; and what is refused. `tests/golden/gguf_in.py` made the files.
 use super::gguf::{READ, TYPES, case, exported, refused, run, tests, write};
-use crate::common::runs::Dir;
+use crate::common::runs::{Dir, FSDP};
 use flatshard::ckpt::gguf::as_directory;
 use flatshard::data::Tokenizer;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::fs;
+use std::process::Command;
 
 /// What a file is made of comes out of it again, byte for byte: keys, tokenizer, template and tensors.
 #[test]
@@ -69,9 +70,10 @@ fn tokenizers_give_the_ids_of_their_source() {
     const CORPUS: &str = "The year 2026: it's 12345 tokens,\n\n  and don't WE'LL know it? \u{e9}t\u{e9} na\u{ef}ve \u{4f60}\u{597d} \
                           \u{1f600}\tfn main() {  println!(\"{x:?}\"); }   \r\n \u{2581}x e\u{301} <|im_end|>a</s> <s>";
     let dir = Dir::new();
-    for name in READ {
-        let case = case(name);
-        write(name, &case, &dir.path(name));
+    let others = ["ministral3", "hunyuan", "cohere2"].map(|rules| ("llama3", rules));
+    for (name, rules) in READ.map(|name| (name, name)).into_iter().chain(others) {
+        let own = case(name);
+        write(name, &own, &dir.path(name));
         // As the published tokenizers of these families: a file only has the family's name for this.
         let path = dir.path(name).join("tokenizer.json");
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -82,6 +84,9 @@ fn tokenizers_give_the_ids_of_their_source() {
                 json["decoder"]["decoders"].as_array_mut().unwrap().retain(|part| part["type"] != "Strip");
             }
             _ => {}
+        }
+        if rules != name {
+            json["pre_tokenizer"] = case(rules)["pre_tokenizer"].clone();
         }
         fs::write(path, json.to_string()).unwrap();
         exported(dir.0.path(), &format!("--pretrain {name} --nproc-per-node 1"));
@@ -126,6 +131,23 @@ fn adapters_start_from_a_file() {
     assert!(config["base_model_name_or_path"].as_str().unwrap().ends_with("base.gguf"), "{config}");
     ok("--pretrain base.gguf --lora-merge adapter --save-hf merged");
     assert!(dir.path("merged/model.safetensors").exists());
+}
+
+/// A file has logits' head or none, and never a score.
+#[test]
+fn a_reward_model_starts_from_a_file() {
+    let dir = Dir::new();
+    write("llama2", &case("llama2"), &dir.path("llama2"));
+    exported(dir.0.path(), "--pretrain llama2 --nproc-per-node 1");
+    let row = json!({"prompt": "the", "chosen": " cat", "rejected": " dog"});
+    fs::write(dir.path("pairs.jsonl"), format!("{row}\n").repeat(4)).unwrap();
+    let args = "--device cpu --nproc-per-node 2 --cache-dir cache --pretrain model.gguf --dataset pairs.jsonl --objective rm \
+                --max-len 32 --batch-size 2 --max-steps 1 --no-eval --save-hf judge";
+    let out = Command::new(FSDP).args(args.split_whitespace()).current_dir(dir.0.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let bytes = fs::read(dir.path("judge/model.safetensors")).unwrap();
+    let names = SafeTensors::deserialize(&bytes).unwrap().names().into_iter().map(str::to_string).collect::<Vec<_>>();
+    assert!(names.iter().any(|name| name == "score.weight") && !names.iter().any(|name| name == "lm_head.weight"));
 }
 
 #[test]

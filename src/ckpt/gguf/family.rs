@@ -6,7 +6,7 @@ use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 use std::f32::consts::TAU;
 
 /// The families whose converter is followed, and GPT-2, which is refused for its positions.
-const EXPORTED: [Arch; 21] = [
+const EXPORTED: [Arch; 28] = [
     Arch::Llama,
     Arch::Mistral,
     Arch::Mixtral,
@@ -28,9 +28,17 @@ const EXPORTED: [Arch; 21] = [
     Arch::Starcoder2,
     Arch::Lfm2,
     Arch::Qwen35,
+    Arch::Qwen35Moe,
+    Arch::Ministral3,
+    Arch::Glm4,
+    Arch::Cohere2,
+    Arch::Ernie45,
+    Arch::HunyuanDense,
+    Arch::Lfm2Moe,
 ];
-const NAMES: &str = "Llama, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2 and 3 with their mixtures, Gemma 2 and 3, SmolLM 3, Granite, \
-                     Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2, Qwen 3.5";
+const NAMES: &str = "Llama, Ministral 3, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2, 3 and 3.5 with their mixtures, Gemma 2 and 3, \
+                     SmolLM 3, Granite, Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2 with its mixture, GLM 4, \
+                     Cohere 2, ERNIE 4.5, Hunyuan";
 
 /// llama.cpp's name of a family.
 pub fn architecture(arch: Arch) -> &'static str {
@@ -40,13 +48,22 @@ pub fn architecture(arch: Arch) -> &'static str {
         Arch::Qwen3Moe => "qwen3moe",
         Arch::Olmo3 => Arch::Olmo2.name(),
         Arch::Qwen35 => "qwen35",
+        Arch::Qwen35Moe => "qwen35moe",
+        Arch::Ministral3 => "mistral3",
+        Arch::HunyuanDense => "hunyuan-dense",
+        Arch::Lfm2Moe => "lfm2moe",
         arch => arch.name(),
     }
 }
 
 /// The converter treats it as a Llama: rows of queries and keys are interleaved, since llama.cpp rotates neighbors.
 pub fn is_llama(arch: Arch) -> bool {
-    matches!(arch, Arch::Llama | Arch::Mistral | Arch::Mixtral | Arch::SmolLm3 | Arch::Granite)
+    matches!(arch, Arch::Llama | Arch::Mistral | Arch::Ministral3 | Arch::Mixtral | Arch::SmolLm3 | Arch::Granite)
+}
+
+/// It has gated delta nets, whose value heads llama.cpp has in another order.
+pub fn is_qwen35(arch: Arch) -> bool {
+    matches!(arch, Arch::Qwen35 | Arch::Qwen35Moe)
 }
 
 pub fn is_gemma(arch: Arch) -> bool {
@@ -131,11 +148,16 @@ fn is_fourth(layer: usize) -> bool {
 fn unusual_mixture(spec: &Spec) -> Option<String> {
     let (experts, name) = (spec.experts.as_ref()?, spec.arch.name());
     // Files have no key for it: llama.cpp knows it of each family.
-    let normalizes = matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe);
+    let normalizes = matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe | Arch::Qwen35Moe | Arch::Lfm2Moe);
+    // Scores are sigmoids with a bias of the choice, and the first blocks are dense.
+    let (scored, dense) = (spec.arch == Arch::Lfm2Moe, &experts.dense);
+    let first = dense.iter().enumerate().all(|(i, block)| *block == i);
+    let rule = experts.rule.is_some_and(|rule| rule.sigmoid && rule.biased && rule.groups <= 1 && rule.scale == 1.0);
     // Its norms are over all queries and all keys, which have one width in llama.cpp.
     let narrow = || [spec.heads, spec.kv_heads].iter().any(|n| n * spec.head_dim != spec.dim);
     match () {
-        _ if !experts.dense.is_empty() => Some(format!("dense layers in {name}")),
+        _ if !(dense.is_empty() || scored && first) => Some(format!("dense layers in {name}")),
+        _ if experts.rule.is_some() != scored || scored && !rule => Some(format!("this choice of experts in {name}")),
         _ if experts.normalize != normalizes => Some(format!("norm_topk_prob: {} in {name}", !normalizes)),
         _ if spec.arch == Arch::Olmoe && narrow() => Some("keys that are narrower than the model in olmoe".into()),
         _ => None,
@@ -163,13 +185,26 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
             Some(format!("Llama 3's scaling in a {name} model"))
         }
         Scaling::Yarn { truncate: false, .. } => Some("YaRN with truncate: false".into()),
+        scaling if spec.arch == Arch::Ministral3 => {
+            let grown = spec.query_growth.filter(|growth| growth.beta > 0.0 && !growth.unrotated);
+            match (scaling, grown) {
+                (Scaling::Yarn { attention, original, .. }, Some(growth))
+                    if (attention - 1.0).abs() < 1e-6 && *original == growth.original =>
+                {
+                    None
+                }
+                _ => {
+                    Some("a ministral3 model without YaRN whose queries grow, with `mscale` as `mscale_all_dim`".into())
+                }
+            }
+        }
         // It reads the key, and computes the usual factor all the same.
         Scaling::Yarn { factor, attention, .. }
             if (attention / Scaling::yarn_attention(*factor) - 1.0).abs() > 1e-6 =>
         {
             Some(format!("YaRN with an attention_factor of {attention}"))
         }
-        scaling if spec.arch == Arch::Qwen35 && *scaling != Scaling::None => {
+        scaling if (is_qwen35(spec.arch) || spec.arch == Arch::Cohere2) && *scaling != Scaling::None => {
             Some(format!("scaled rotary positions in {name}"))
         }
         _ if spec.arch == Arch::SmolLm3
@@ -187,10 +222,11 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
     let exaone = spec.arch == Arch::Exaone4 && (spec.layers, spec.window) == (64, 4096);
     // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
     let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
-    let windows = |i: usize| gemma && !(i + 1).is_multiple_of(every) || exaone && !is_fourth(i);
+    let windows =
+        |i: usize| gemma && !(i + 1).is_multiple_of(every) || (exaone || spec.arch == Arch::Cohere2) && !is_fourth(i);
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
-    let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss);
+    let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss | Arch::Glm4);
     let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2);
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
     match () {
@@ -203,18 +239,21 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
         }
         _ if (spec.score_cap > 0.0) != (spec.arch == Arch::Gemma2) => Some("these softcaps of attention scores".into()),
         _ if spec.arch == Arch::Gemma2 && spec.logit_cap == 0.0 => Some("Gemma 2 without a softcap of logits".into()),
-        _ if matches!(spec.arch, Arch::Gemma2 | Arch::Lfm2) && !spec.tied => {
+        _ if matches!(spec.arch, Arch::Gemma2 | Arch::Lfm2 | Arch::Lfm2Moe | Arch::Cohere2) && !spec.tied => {
             Some(format!("{name} with a head of its own"))
         }
         _ if matches!(spec.arch, Arch::Olmo2 | Arch::Olmo3 | Arch::Olmoe) && spec.tied => {
             Some(format!("{name} without a head of its own"))
         }
         _ if biased && !reads_all => Some(format!("these biases in a {name} model")),
-        _ if spec.arch == Arch::Qwen35 && (0..spec.layers).any(|i| is_fourth(i) != spec.recurrence_of(i).is_none()) => {
+        _ if is_qwen35(spec.arch) && (0..spec.layers).any(|i| is_fourth(i) != spec.recurrence_of(i).is_none()) => {
             Some(format!("attention in other layers than every fourth of {name}"))
         }
         _ if matches!(&spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.key_dim != net.shape.value_dim) => {
             Some(format!("value heads that are not as wide as key heads in {name}"))
+        }
+        _ if spec.arch == Arch::Cohere2 && spec.heads * spec.head_dim != spec.dim => {
+            Some(format!("heads that together are not as wide as the model in {name}"))
         }
         _ if spec.arch == Arch::Starcoder2 && !(spec.qkv_bias && spec.out_bias && spec.mlp_bias) => {
             Some("a starcoder2 model without biases".into())

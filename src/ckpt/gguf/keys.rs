@@ -6,6 +6,10 @@ use crate::ckpt::hf::decimal;
 use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value};
 
+/// The positions of a Hunyuan whose base grew, which its config has as fewer.
+const HUNYUAN_LENGTH: usize = 256 << 10;
+const HUNYUAN_SAYS: usize = 32 << 10;
+
 /// Puts the keys that describe the model. `config` is its `config.json`, `generation` its `generation_config.json`.
 pub fn put(
     keys: &mut GgufKeys,
@@ -45,12 +49,17 @@ pub fn put(
         return;
     }
     let length = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(spec.max_len as u64) as usize;
-    let wide = config.get("intermediate_size").and_then(Value::as_u64).filter(|_| spec.experts.is_some());
+    let alpha = rotation(config, "alpha").is_some();
+    let length = if alpha && length == HUNYUAN_SAYS { HUNYUAN_LENGTH } else { length };
+    let wide = config.get("intermediate_size").and_then(Value::as_u64).map(|n| n as usize);
+    let wide = if spec.experts.is_some() { wide } else { Some(spec.ff) };
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
-        put("feed_forward_length", KeyValue::U32(wide.map_or(spec.ff, |n| n as usize)));
+        if let Some(wide) = wide {
+            put("feed_forward_length", KeyValue::U32(wide));
+        }
         put("attention.head_count", KeyValue::U32(spec.heads));
         match spec.arch {
-            Arch::Lfm2 => {
+            Arch::Lfm2 | Arch::Lfm2Moe => {
                 let of = |i| if spec.recurrence_of(i).is_some() { 0 } else { spec.kv_heads as i32 };
                 put("attention.head_count_kv", KeyValue::I32s(&(0..spec.layers).map(of).collect::<Vec<_>>()));
             }
@@ -83,7 +92,7 @@ pub fn put(
     }
     keys.put("general.file_type", KeyValue::U32(kind.id()));
     let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
-    if is_llama(spec.arch) || matches!(spec.arch, Arch::Exaone4 | Arch::Lfm2) {
+    if is_llama(spec.arch) || spec.arch == Arch::Exaone4 {
         put("vocab_size", KeyValue::U32(spec.vocab));
     }
     if is_llama(spec.arch) {
@@ -95,8 +104,39 @@ pub fn put(
         put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
     }
     match spec.arch {
-        Arch::Lfm2 => put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps))),
+        Arch::Lfm2 | Arch::Lfm2Moe => {
+            if let Some(experts) = &spec.experts {
+                put("expert_feed_forward_length", KeyValue::U32(experts.ff));
+                put("leading_dense_block_count", KeyValue::U32(experts.dense.len()));
+                put("expert_gating_func", KeyValue::U32(2)); // sigmoids
+            }
+            put("vocab_size", KeyValue::U32(spec.vocab));
+            put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps)));
+        }
         Arch::Qwen35 => qwen35(&mut put, spec, config),
+        Arch::Ministral3 => {
+            for (key, name) in [
+                ("rope.scaling.yarn_log_multiplier", "mscale_all_dim"),
+                ("attention.temperature_scale", "llama_4_scaling_beta"),
+            ] {
+                if let Some(factor) = rotation(config, name) {
+                    put(key, KeyValue::F32(factor));
+                }
+            }
+        }
+        Arch::Glm4 => put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim))),
+        Arch::Cohere2 => {
+            put("logit_scale", KeyValue::F32(config.get("logit_scale").and_then(Value::as_f64).unwrap_or(0.0625)));
+            put("attention.sliding_window", KeyValue::U32(spec.window));
+            put("vocab_size", KeyValue::U32(spec.vocab));
+            put("rope.dimension_count", KeyValue::U32(spec.head_dim));
+            put("rope.scaling.type", KeyValue::Text("none"));
+        }
+        Arch::HunyuanDense if alpha => {
+            put("rope.scaling.type", KeyValue::Text("none"));
+            put("rope.scaling.factor", KeyValue::F32(1.0));
+            put("rope.scaling.original_context_length", KeyValue::U32(length));
+        }
         Arch::Granite => {
             for (key, name) in [
                 ("attention.scale", "attention_multiplier"),
@@ -118,7 +158,7 @@ pub fn put(
             }
             put("attention.sliding_window", KeyValue::U32(spec.window));
         }
-        Arch::Qwen2Moe | Arch::Qwen3Moe => {
+        Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen35Moe => {
             let experts = spec.experts.as_ref();
             for (key, width) in [
                 ("expert_feed_forward_length", experts.map_or(0, |experts| experts.ff)),
@@ -127,6 +167,9 @@ pub fn put(
                 if width > 0 {
                     put(key, KeyValue::U32(width));
                 }
+            }
+            if spec.arch == Arch::Qwen35Moe {
+                qwen35(&mut put, spec, config);
             }
         }
         _ => {}
@@ -180,6 +223,12 @@ fn phi3(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
     }
 }
 
+/// A number that the config gives for the rotation of layers without windows.
+fn rotation(config: &Map<String, Value>, key: &str) -> Option<f64> {
+    let given = ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
+    given.map(|map| map.get("full_attention").unwrap_or(map))?.get(key)?.as_f64()
+}
+
 fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
     let Some(rope) = &spec.rope else { return };
     let scaled = |put: &mut dyn FnMut(&str, KeyValue), kind, factor| {
@@ -192,17 +241,13 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
             scaled(put, "yarn", factor);
             put("rope.scaling.original_context_length", KeyValue::U32(original));
             // llama.cpp and transformers have the same defaults for keys that the config leaves out.
-            let given =
-                ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
-            let given = given.map(|map| map.get("full_attention").unwrap_or(map));
-            let given = |key: &str| given.and_then(|map| map.get(key)?.as_f64());
             for (key, name) in [
                 ("extrapolation_factor", "yarn_ext_factor"),
                 ("attention_factor", "yarn_attn_factor"),
                 ("beta_fast", "yarn_beta_fast"),
                 ("beta_slow", "yarn_beta_slow"),
             ] {
-                if let Some(x) = given(key) {
+                if let Some(x) = rotation(config, key) {
                     put(&format!("rope.scaling.{name}"), KeyValue::F32(x));
                 }
             }

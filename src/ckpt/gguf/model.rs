@@ -181,6 +181,19 @@ pub fn padded(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(TENSOR_ALIGN)
 }
 
+/// Tensors whose last word llama.cpp has no `weight` or `bias` for.
+const WHOLE: [(&str, &str); 3] = [
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
+];
+
+/// `post_attention_layernorm` is the norm of attention's output, and not that of the feed-forward layer's input.
+fn is_of_attention(spec: &Spec) -> bool {
+    let named = matches!(spec.arch, Arch::SeedOss | Arch::Qwen35 | Arch::Qwen35Moe);
+    named || spec.post_norms && spec.arch != Arch::Glm4
+}
+
 /// llama.cpp's name of a tensor. Those of experts are one tensor there, with the experts outermost.
 pub struct GgufName {
     pub name: String,
@@ -204,7 +217,9 @@ impl GgufName {
             Some((i, module)) => (format!("blk.{i}."), module),
             None => (String::new(), module),
         };
-        let of_expert = ["mlp.experts.", "block_sparse_moe.experts."].iter().find_map(|p| module.strip_prefix(p));
+        let of_expert = ["mlp.experts.", "block_sparse_moe.experts.", "feed_forward.experts."]
+            .iter()
+            .find_map(|p| module.strip_prefix(p));
         if let Some((expert, kind)) = of_expert.and_then(|rest| rest.split_once('.')) {
             let kind = match kind {
                 "gate_proj" | "w1" => "gate",
@@ -215,11 +230,7 @@ impl GgufName {
             let expert = Some(expert.parse().map_err(|_| unknown())?);
             return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert });
         }
-        if let Some(known) = match source.split_once("linear_attn.").map_or("", |(_, name)| name) {
-            "A_log" => Some("ssm_a"),
-            "dt_bias" => Some("ssm_dt.bias"),
-            _ => None,
-        } {
+        if let Some((_, known)) = WHOLE.iter().find(|(name, _)| source.ends_with(name)) {
             return Ok(GgufName { name: format!("{block}{known}"), expert: None });
         }
         let known = match module {
@@ -233,14 +244,13 @@ impl GgufName {
             "self_attn.v_proj" => "attn_v",
             "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
             "self_attn.qkv_proj" => "attn_qkv",
-            "self_attn.q_norm" | "self_attn.q_layernorm" => "attn_q_norm",
-            "self_attn.k_norm" | "self_attn.k_layernorm" => "attn_k_norm",
+            "self_attn.q_norm" | "self_attn.q_layernorm" | "self_attn.query_layernorm" => "attn_q_norm",
+            "self_attn.k_norm" | "self_attn.k_layernorm" | "self_attn.key_layernorm" => "attn_k_norm",
             "conv.conv" => "shortconv.conv",
             "conv.in_proj" => "shortconv.in_proj",
             "conv.out_proj" => "shortconv.out_proj",
-            "post_attention_layernorm" if spec.post_norms || matches!(spec.arch, Arch::SeedOss | Arch::Qwen35) => {
-                "post_attention_norm"
-            }
+            "post_self_attn_layernorm" => "post_attention_norm",
+            "post_attention_layernorm" if is_of_attention(spec) => "post_attention_norm",
             "linear_attn.in_proj_qkv" => "attn_qkv",
             "linear_attn.in_proj_z" => "attn_gate",
             "linear_attn.in_proj_a" => "ssm_alpha",
@@ -249,11 +259,11 @@ impl GgufName {
             "linear_attn.norm" => "ssm_norm",
             "linear_attn.out_proj" => "ssm_out",
             "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
-            "post_feedforward_layernorm" => "post_ffw_norm",
+            "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
             "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
             "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" | "feed_forward.w3" => "ffn_up",
             "mlp.down_proj" | "mlp.c_proj" | "feed_forward.w2" => "ffn_down",
-            "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+            "mlp.gate" | "block_sparse_moe.gate" | "feed_forward.gate" => "ffn_gate_inp",
             "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
             "mlp.shared_expert.up_proj" => "ffn_up_shexp",
             "mlp.shared_expert.down_proj" => "ffn_down_shexp",

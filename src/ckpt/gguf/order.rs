@@ -1,7 +1,7 @@
 //! The order of a tensor's elements in a GGUF file, where it is not that of Hugging Face files. Never reads or writes
 //! a file.
-use super::family::is_llama;
-use crate::nn::{Arch, Recurrence, Spec};
+use super::family::{is_llama, is_qwen35};
+use crate::nn::{Recurrence, Spec};
 
 /// Where a file has stretches of a tensor.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -45,8 +45,8 @@ impl GgufOrder {
         if is_llama(spec.arch) && [".q_proj.", ".k_proj."].iter().any(|name| source.contains(name)) {
             return GgufOrder::Interleaved { head: spec.head_dim };
         }
-        let (Arch::Qwen35, Some(Recurrence::Delta(net)), Some((_, name))) =
-            (spec.arch, &spec.recurrence, source.split_once(".linear_attn."))
+        let (true, Some(Recurrence::Delta(net)), Some((_, name))) =
+            (is_qwen35(spec.arch), &spec.recurrence, source.split_once(".linear_attn."))
         else {
             return GgufOrder::Same;
         };

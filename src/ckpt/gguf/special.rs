@@ -2,6 +2,7 @@
 //! tokenizer_config.json and config.json with the rules of llama.cpp's converter. Never reads ordinary tokens.
 use super::header::{GgufKeys, KeyValue};
 use super::vocabulary::TokenizerFiles;
+use crate::nn::Arch;
 use serde_json::{Map, Value, json};
 
 /// A token's name in Hugging Face files, and its key in a GGUF file.
@@ -55,6 +56,35 @@ impl SpecialTokens {
             found.set_id(name, config.get(&format!("{name}_token_id")).unwrap_or(&Value::Null), below);
         }
         found
+    }
+
+    /// What the converter corrects in the files of a family.
+    pub fn of_family(&mut self, arch: Arch, files: &TokenizerFiles, config: &Map<String, Value>, generation: &Value) {
+        match arch {
+            Arch::Glm4 => {
+                let added = files.json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+                for (name, text) in
+                    [("eos", "<|endoftext|>"), ("eot", "<|user|>"), ("unk", "<|endoftext|>"), ("bos", "<|endoftext|>")]
+                {
+                    let id = added.iter().find(|entry| entry["content"] == text);
+                    self.set_id(name, id.map_or(&Value::Null, |entry| &entry["id"]), None);
+                }
+            }
+            Arch::HunyuanDense => {
+                self.replace_id("eos", config.get("eod_token_id"));
+                if let [first, _, ..] = generation["eos_token_id"].as_array().map_or(&[][..], Vec::as_slice) {
+                    self.replace_id("eot", Some(first));
+                }
+            }
+            _ => {}
+        }
+    }
+    fn replace_id(&mut self, name: &'static str, id: Option<&Value>) {
+        let Some(id) = id.and_then(Value::as_u64) else { return };
+        match self.ids.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, old)) => *old = id,
+            None => self.ids.push((name, id)),
+        }
     }
 
     pub fn put(&self, keys: &mut GgufKeys) {

@@ -5,25 +5,28 @@ use super::family::{is_gemma, is_llama};
 use super::header::{GgufKeys, KeyValue};
 use super::sentencepiece;
 use super::special::SpecialTokens;
+use super::splits::SplitRule;
 use super::vocabulary::{CONTROL, NORMAL, TokenizerFiles, UNUSED, Vocabulary, refused};
 use crate::base::{Result, quote};
 use crate::data::tokenizer::later_tokens;
-use crate::nn::Spec;
+use crate::nn::{Arch, Spec};
 use serde_json::{Map, Value};
 
-/// How Llama 3 and Qwen 2 split a text: the parts before and after the rule for numbers.
-const LETTERS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
-const REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// Puts the tokenizer of `companions`, for a model like `spec` with this `config.json`.
-pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, companions: &Companions) -> Result<()> {
+/// Puts the tokenizer of `companions`, for a model like `spec` with this `config.json` and `generation_config.json`.
+pub fn put(
+    keys: &mut GgufKeys,
+    spec: &Spec,
+    config: &Map<String, Value>,
+    generation: &Value,
+    companions: &Companions,
+) -> Result<()> {
     let files = TokenizerFiles::new(companions)?;
     let (gemma, llama) = (is_gemma(spec.arch), is_llama(spec.arch));
     let prefix = files.config["add_prefix_space"].as_bool();
     if let Some(prefix) = prefix.filter(|_| llama) {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
     }
-    let special = match (companions.file("tokenizer.model"), files.json.is_object()) {
+    let mut special = match (companions.file("tokenizer.model"), files.json.is_object()) {
         (Some(model), _) => {
             let (vocabulary, scores) = sentencepiece::vocabulary(model, spec.vocab, &files)?;
             keys.put("tokenizer.ggml.model", KeyValue::Text("llama"));
@@ -52,12 +55,16 @@ pub fn put(keys: &mut GgufKeys, spec: &Spec, config: &Map<String, Value>, compan
         }
         (None, false) => return Err(refused("there is none; give one with `tokenizer`")),
     };
+    special.of_family(spec.arch, &files, config, generation);
     special.put(keys);
     if llama && spec.vocab == 49152 {
         keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false)); // of SmolLM, as the converter has it
     }
     if gemma {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(false));
+    }
+    if let Some(prefix) = prefix.filter(|_| spec.arch == Arch::Ernie45) {
+        keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
     }
     Ok(())
 }
@@ -70,8 +77,7 @@ fn byte_pairs(keys: &mut GgufKeys, pre: &str, vocabulary: &Vocabulary, merges: &
     keys.put("tokenizer.ggml.merges", KeyValue::Texts(merges));
 }
 
-/// llama.cpp's name of the pre-tokenizer. The converter recognizes published tokenizers by a hash of their output;
-/// comparing the rule itself also covers tokenizers that users train.
+/// llama.cpp's name of the pre-tokenizer.
 fn pre_tokenizer(json: &Value) -> Result<&'static str> {
     let model = &json["model"];
     if model["type"] != "BPE" || model["byte_fallback"] == true {
@@ -81,34 +87,13 @@ fn pre_tokenizer(json: &Value) -> Result<&'static str> {
         };
         return Err(refused(&what));
     }
-    if ![&Value::Null, &"NFC".into()].contains(&&json["normalizer"]["type"]) {
-        return Err(refused(&format!("llama.cpp does not run its normalizer {}", quote(&json["normalizer"]))));
+    let normalizer = &json["normalizer"];
+    let none = normalizer["normalizers"].as_array().is_some_and(Vec::is_empty);
+    if !none && ![&Value::Null, &"NFC".into()].contains(&&normalizer["type"]) {
+        return Err(refused(&format!("llama.cpp does not run its normalizer {}", quote(normalizer))));
     }
-    let pre = &json["pre_tokenizer"];
-    let parts = pre["pretokenizers"].as_array().map_or(std::slice::from_ref(pre), Vec::as_slice);
-    let kind = |part: &Value| match part["type"].as_str().unwrap_or_default() {
-        "Split" => part["pattern"]["Regex"].as_str().unwrap_or_default().to_string(),
-        "Digits" if part["individual_digits"] == true => "digits".into(),
-        "ByteLevel" if part["use_regex"] == false => "bytes".into(),
-        "ByteLevel" => "gpt-2".into(),
-        other => other.into(),
-    };
-    let parts: Vec<String> = parts.iter().map(kind).collect();
-    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    let rule = |numbers: &str| format!("{LETTERS}{numbers}{REST}");
-    // Qwen 3.5 keeps marks with their letters.
-    let marked =
-        rule(r"\p{N}").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]");
-    match parts[..] {
-        // llama-bpe also ignores merges for words that are in the vocabulary.
-        [split, "bytes"] if split == rule(r"\p{N}{1,3}") && model["ignore_merges"] == true => Ok("llama-bpe"),
-        [split, "bytes"] if split == rule(r"\p{N}{1,3}") => Ok("smaug-bpe"),
-        [split, "bytes"] if split == rule(r"\p{N}") => Ok("qwen2"),
-        [split, "bytes"] if split == marked => Ok("qwen35"),
-        ["digits", "gpt-2"] => Ok("smollm"),
-        ["gpt-2"] => Ok("gpt-2"),
-        _ => Err(refused(&format!("llama.cpp has no name for its pre_tokenizer {}", quote(pre)))),
-    }
+    let unnamed = || refused(&format!("llama.cpp has no name for its pre_tokenizer {}", quote(&json["pre_tokenizer"])));
+    Ok(SplitRule::of(json).ok_or_else(unnamed)?.names[0])
 }
 
 /// Tokens of a byte-level `tokenizer.json`, and those that the files next to it add.

@@ -5,7 +5,6 @@ use crate::ckpt::{self, CarriedSize, hf, is_model};
 use crate::comm::mesh::MeshSizes;
 use crate::data::Tokenizer;
 use crate::engine::EngineOptions;
-use crate::nn::Segment;
 use crate::run::plan::bytes::PlannedRanks;
 use crate::run::plan::model::{self, ModelPlan};
 use crate::run::plan::prompts::{SamplePrompts, sampler_size};
@@ -56,7 +55,7 @@ impl Outline {
         let prompts = SamplePrompts::read(&s, &tokenizer, &spec)?;
         let engine = engine::options(&s, device, &mesh, spec)?;
         let engine = EngineOptions { samples: sampler_size(&s, prompts.as_ref(), &mesh, None)?, ..engine };
-        let params = engine.spec.layouts().iter().flat_map(|l| &l.segments).map(Segment::len).sum();
+        let params = engine.spec.params();
         let ranks = PlannedRanks::new(&s, mesh, device, per_node);
         let planned = bytes::of_training(&s, &engine, &ranks, save.background)?;
         let work = [

@@ -2,9 +2,10 @@
 //! tokenizer_config.json with the special tokens and the chat templates. Never tokenizes.
 //!
 //! A GGUF file has tokens with merges (byte-level BPE) or with scores (SentencePiece). How a text is split before that
-//! is only named; [`SPLITS`] spells the names out, as the published tokenizer.json of each has it.
+//! is only named; [`SplitRule`] spells the names out, as the published tokenizer.json of each has it.
 use super::super::file::{GgufFile, GgufValue};
 use super::super::sentencepiece::{self, ADDED, Piece};
+use super::super::splits::SplitRule;
 use super::super::vocabulary::{CONTROL, NORMAL, UNUSED, USER_DEFINED};
 use crate::base::{Error, Result, quote};
 use crate::ckpt::layout::pretty;
@@ -16,45 +17,6 @@ const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 /// Kinds of tokens that only files of others have.
 const UNKNOWN: i32 = 2;
 const BYTE: i32 = 6;
-
-/// The rules of Llama 3 and Qwen 2, the parts before and after the rule for numbers.
-const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|";
-const REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words with at most one change from upper to lower case, as in Mistral's Tekken and OpenAI's o200k.
-const CASED: [&str; 2] = [
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-];
-const CASED_REST: &str = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const ENDINGS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
-
-/// How a text is split before merges apply.
-#[derive(Clone, Copy, PartialEq)]
-enum SplitRule {
-    /// GPT-2's rule, which the byte-level step has built in.
-    Gpt2,
-    /// Digits alone, then GPT-2's rule.
-    Digits,
-    /// Llama 3's rule, with up to this many digits together.
-    Words(u32),
-    /// Tekken's rule.
-    Tekken,
-    /// The rule of o200k.
-    O200k,
-}
-
-/// llama.cpp's names: the split, whether words of the vocabulary ignore merges, whether texts are in normal form C, and
-/// whether a text begins with a token if nothing says so.
-const SPLITS: [(&[&str], SplitRule, [bool; 3]); 8] = [
-    (&["gpt-2", "default", "phi-2", "jina-es", "jina-de", "jais"], SplitRule::Gpt2, [false; 3]),
-    (&["mpt", "olmo"], SplitRule::Gpt2, [false, true, false]), // GPT-NeoX's
-    (&["llama-bpe", "llama3", "llama-v3", "falcon3"], SplitRule::Words(3), [true, false, true]),
-    (&["smaug-bpe", "dbrx"], SplitRule::Words(3), [false; 3]),
-    (&["qwen2", "stablelm2", "deepseek-r1-qwen"], SplitRule::Words(1), [false, true, false]),
-    (&["smollm", "starcoder", "refact", "command-r", "codeshell"], SplitRule::Digits, [false; 3]),
-    (&["tekken"], SplitRule::Tekken, [true, false, true]),
-    (&["gpt-4o", "llama4"], SplitRule::O200k, [false; 3]),
-];
 
 /// Name and content of the tokenizer's files.
 pub fn files(file: &GgufFile) -> Result<Vec<(&'static str, Vec<u8>)>> {
@@ -167,12 +129,11 @@ struct VocabToken {
 /// Byte-level BPE, and whether a text begins with a token by default.
 fn byte_pairs(keys: &TokenizerKeys, tokens: &[VocabToken]) -> Result<(Value, bool)> {
     let name = keys.text("tokenizer.ggml.pre")?.unwrap_or("default");
-    let Some((_, split, [ignores, composed, begins])) = SPLITS.iter().find(|(names, ..)| names.contains(&name)) else {
-        let known: Vec<&str> = SPLITS.iter().flat_map(|(names, ..)| names.iter().copied()).collect();
+    let Some(rule) = SplitRule::named(name) else {
         return Err(Error::input(format!(
             "tokenizer.ggml.pre is {}; supported: {}. Use the model's Hugging Face directory",
             quote(name),
-            known.join(", ")
+            SplitRule::names().collect::<Vec<_>>().join(", ")
         )));
     };
     let pair = |merge: &String| {
@@ -182,34 +143,15 @@ fn byte_pairs(keys: &TokenizerKeys, tokens: &[VocabToken]) -> Result<(Value, boo
     };
     let merges: Option<Vec<Value>> = keys.list("tokenizer.ggml.merges")?.iter().map(pair).collect();
     let merges = merges.ok_or_else(|| Error::input("tokenizer.ggml.merges has an entry that is not a pair"))?;
-    let rule = |pattern: String| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    let bytes =
-        |regex| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": regex});
-    let sequence = |parts: Vec<Value>| json!({"type": "Sequence", "pretokenizers": parts});
-    let splits = match split {
-        SplitRule::Gpt2 => bytes(true),
-        SplitRule::Digits => sequence(vec![json!({"type": "Digits", "individual_digits": true}), bytes(true)]),
-        SplitRule::Words(digits) => {
-            let numbers = if *digits == 1 { r"\p{N}".into() } else { format!(r"\p{{N}}{{1,{digits}}}") };
-            sequence(vec![rule(format!("{WORDS}{numbers}{REST}")), bytes(false)])
-        }
-        SplitRule::Tekken => {
-            sequence(vec![rule(format!(r"{}|{}|\p{{N}}{CASED_REST}", CASED[0], CASED[1])), bytes(false)])
-        }
-        SplitRule::O200k => sequence(vec![
-            rule(format!(r"{}{ENDINGS}|{}{ENDINGS}|\p{{N}}{{1,3}}{CASED_REST}", CASED[0], CASED[1])),
-            bytes(false),
-        ]),
-    };
     let model = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-        "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignores,
+        "fuse_unk": false, "byte_fallback": false, "ignore_merges": rule.ignores_merges,
         "vocab": vocabulary(tokens), "merges": merges,
     });
-    let normalizer = if *composed { json!({"type": "NFC"}) } else { Value::Null };
+    let normalizer = if rule.composed { json!({"type": "NFC"}) } else { Value::Null };
     let decoder = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     let added = added(tokens);
-    Ok((whole(added, normalizer, splits, decoder, model), *begins))
+    Ok((whole(added, normalizer, rule.json(), decoder, model), rule.begins))
 }
 
 /// SentencePiece's BPE, which falls back on bytes. The order of merges follows from the scores of what they make, as
