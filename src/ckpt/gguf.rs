@@ -9,6 +9,7 @@ mod codes; // elements of files of others
 pub(super) mod coding; // tensors of files of others
 mod family; // what llama.cpp knows of each family
 mod file; // keys and tensors of files of others
+mod gemma4; // the vocabulary of Gemma 4
 mod header; // keys and tensors, as bytes
 pub(super) mod import; // files of others as directories
 mod keys; // keys of a model
@@ -81,10 +82,10 @@ pub fn beginning(
     let bad = |what| Error::op("save-gguf", format!("{}: {what}", super::hf::FILE));
     let config = super::hf::map(companions.config(spec, Dtype::F32).as_bytes()).map_err(bad)?;
     if super::hf::is_tower(&config)
-        && !matches!(spec.arch, Arch::Gemma3 | Arch::Qwen35 | Arch::Qwen35Moe | Arch::Ministral3)
+        && !matches!(spec.arch, Arch::Gemma3 | Arch::Gemma4 | Arch::Qwen35 | Arch::Qwen35Moe | Arch::Ministral3)
     {
         return Err(Error::input(format!(
-            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3, Qwen \
+            "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 and 4, Qwen \
              3.5 and Ministral 3 can be exported. `save_hf` DIR exports this model",
             quote(config.get("model_type").and_then(Value::as_str).unwrap_or_default())
         )));

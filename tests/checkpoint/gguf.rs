@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 /// Families whose files are read back too.
 pub const READ: [&str; 10] =
     ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"];
-const WRITTEN: [&str; 18] = [
+const WRITTEN: [&str; 20] = [
     "smollm3",
     "granite",
     "olmo2",
@@ -31,6 +31,8 @@ const WRITTEN: [&str; 18] = [
     "ernie4_5",
     "hunyuan",
     "lfm2_moe",
+    "gemma4",
+    "gemma4_moe",
 ];
 pub const TYPES: [&str; 3] = ["f16", "bf16", "q8_0"];
 
@@ -64,7 +66,7 @@ pub fn write(name: &str, case: &Value, dir: &Path) {
         fs::write(dir.join(file), text.as_str().unwrap()).unwrap();
     }
     let pieces = case["tokenizer"] == "pieces";
-    let tokenizer = if pieces { "sentencepiece" } else { "byte_level" };
+    let tokenizer = if pieces || case["tokenizer"] == "gemma4" { "sentencepiece" } else { "byte_level" };
     let mut text = fs::read_to_string(tests().join(format!("data/golden/{tokenizer}/tokenizer.json"))).unwrap();
     if ["qwen2", "qwen35"].iter().any(|kind| case["tokenizer"] == *kind) {
         text = text.replace(r"\\p{N}{1,3}", r"\\p{N}");
@@ -76,16 +78,16 @@ pub fn write(name: &str, case: &Value, dir: &Path) {
     if case["tokenizer"] == "glm" {
         text = text.replace("<|im_start|>", "<|user|>");
     }
-    if case["pre_tokenizer"].is_object() {
+    if let Some(parts) = case["replaced"].as_object() {
         let mut whole: Value = serde_json::from_str(&text).unwrap();
-        whole["pre_tokenizer"] = case["pre_tokenizer"].clone();
+        whole.as_object_mut().unwrap().extend(parts.clone());
         text = whole.to_string();
     }
     fs::write(dir.join("tokenizer.json"), text).unwrap();
     if pieces {
         fs::copy(tests().join("golden/gguf_files/tokenizer.model"), dir.join("tokenizer.model")).unwrap();
     }
-    let from_one = name.starts_with("gemma") || name.starts_with("qwen3_5");
+    let from_one = ["gemma2", "gemma3", "qwen3_5"].iter().any(|family| name.starts_with(family));
     write_tensors(&case["tensors"], from_one, &dir.join("model.safetensors"));
 }
 fn write_tensors(tensors: &Value, gemma: bool, file: &Path) {
@@ -179,6 +181,7 @@ fn a_vision_language_model_exports_its_text_model() {
         ("qwen3_5", "qwen3_5", "model.", "model.language_model."),
         ("qwen3_5_moe", "qwen3_5_moe", "model.", "model.language_model."),
         ("ministral3", "mistral3", "model.", "model.language_model."),
+        ("gemma4", "gemma4", "model.", "model.language_model."),
     ] {
         let case = case(name);
         write(name, &case, &dir.path(name));
@@ -209,6 +212,7 @@ fn the_file_does_not_depend_on_the_mesh() {
         ("qwen3_moe", &["--nproc-per-node 2 --tp-size 2", "--nproc-per-node 4 --ep-size 2", "--nproc-per-node 3"]),
         ("qwen3_5_moe", &["--nproc-per-node 2 --ep-size 2"]),
         ("lfm2_moe", &["--nproc-per-node 2 --ep-size 2"]),
+        ("gemma4_moe", &["--nproc-per-node 2 --ep-size 2"]),
     ] {
         let case = case(name);
         write(name, &case, &dir.path(name));

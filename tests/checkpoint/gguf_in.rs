@@ -86,7 +86,7 @@ fn tokenizers_give_the_ids_of_their_source() {
             _ => {}
         }
         if rules != name {
-            json["pre_tokenizer"] = case(rules)["pre_tokenizer"].clone();
+            json["pre_tokenizer"] = case(rules)["replaced"]["pre_tokenizer"].clone();
         }
         fs::write(path, json.to_string()).unwrap();
         exported(dir.0.path(), &format!("--pretrain {name} --nproc-per-node 1"));

@@ -512,6 +512,8 @@ fn torchtitan_and_deepspeed_files() {
     has(&read, &[("fsdp.activation_checkpoint", json!(true)), ("fsdp.activation_checkpoint_every", json!(1))]);
     let bare = TORCHTITAN.replace("dataset_path = \"notes.txt\"\n", "").replace("initial_load_path = \"model\"\n", "");
     refused(&dir, "run.toml", &bare, &["model.flavor", "training.dataset", "c4_test"]);
+    let (named, _) = plan(&dir, "run.toml", &bare, "--pretrain model --dataset notes.txt");
+    has(&named, &expected);
     refused(&dir, "run.toml", "[training]\nsteps = ", &["not TOML"]);
     let deepspeed = json!({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2});
     let flags = "--dataset synthetic --max-len 16";

@@ -136,9 +136,20 @@ LISTED = {
                                            num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64, tie_word_embeddings=False),
                                       "intermediate_size")),
 }
+ROPES = dict(full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25), sliding_attention=dict(rope_type="default", rope_theta=1e4))
+GEMMA4 = dict(WITHOUT(COMMON, "tie_word_embeddings"), **PIECES, architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", vocab_size=420,
+              hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, sliding_window=8, global_head_dim=32, rope_parameters=ROPES,
+              final_logit_softcapping=30.0, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2)
+LISTED |= {
+    # Inputs of each layer, and layers that share keys and values, as in the small ones.
+    "gemma4": ("gemma4", dict(GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=32, vocab_size_per_layer_input=420)),
+    # Experts, and values that are keys in layers without a window.
+    "gemma4_moe": ("gemma4", dict(GEMMA4, num_kv_shared_layers=0, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=5, top_k_experts=2,
+                                  moe_intermediate_size=32, attention_k_eq_v=True, num_global_key_value_heads=1)),
+}
 CASES |= LISTED
-PRE = {"glm": "smaug-bpe", "tekken": "tekken", "command-r": "smollm", "hunyuan": "deepseek-v3", "qwen35": "qwen35", "llama-bpe": "smaug-bpe", "phi": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
-TEMPLATE = {"glm": "llama3", "tekken": "llama3", "command-r": "llama3", "hunyuan": "llama3", "qwen35": "qwen2", "llama-bpe": "llama3", "phi": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
+PRE = {"gemma4": None, "glm": "smaug-bpe", "tekken": "tekken", "command-r": "smollm", "hunyuan": "deepseek-v3", "qwen35": "qwen35", "llama-bpe": "smaug-bpe", "phi": "smaug-bpe", "qwen2": "qwen2", "pieces": None}
+TEMPLATE = {"gemma4": "gemma", "glm": "llama3", "tekken": "llama3", "command-r": "llama3", "hunyuan": "llama3", "qwen35": "qwen2", "llama-bpe": "llama3", "phi": "llama3", "qwen2": "qwen2", "pieces": "gemma"}
 
 
 def listed(case):
@@ -270,12 +281,16 @@ def sentencepiece_model():
 def steps(*patterns, digits=False):
     splits = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in patterns]
     parts = [{"type": "Digits", "individual_digits": True}] if digits else splits
-    return {"type": "Sequence", "pretokenizers": [*parts, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": digits}]}
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [*parts, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": digits}]}}
 
 
-# pre_tokenizer as published files have it.
+# Parts of a tokenizer.json as published files have them.
 CASED = [r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+", r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"]
-SPLITS = {
+REPLACED = {
+    "gemma4": {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+               "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+               "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+                                                            {"type": "Fuse"}]}},
     "tekken": steps("|".join(CASED) + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
     "command-r": steps(digits=True),
     # With characters that other files escape.
@@ -292,16 +307,16 @@ def tokenizer(name):
         source, config = DATA / "sentencepiece", {"add_bos_token": True, "add_eos_token": False, "add_prefix_space": True}
         config["added_tokens_decoder"] = {"421": {"content": "<start_of_turn>", "special": False}, "1": {"content": "<s>", "special": True}}
         more = {"tokenizer.model": (HERE / "gguf_files/tokenizer.model").read_bytes(), "added_tokens.json": b'{"<image>": 420}'}
+    elif name == "gemma4":  # a token that only its type calls special, and one that llama.cpp always shows
+        source, config, more = DATA / "sentencepiece", {"pad_token": "<unk>", "boi_token": "argc", "extra_special_tokens": ["Fran"]}, {}
     else:
         source, config, more = DATA / "byte_level", {}, {}
     config = json.loads((source / "tokenizer_config.json").read_text()) | config
     if name == "phi":
         config["tokenizer_class"] = "GPT2Tokenizer"  # by which the converter knows the Phi 4s
     text = (source / "tokenizer.json").read_text()
-    if name in SPLITS:
-        rule, whole = SPLITS[name], json.loads(text)
-        whole["pre_tokenizer"] = rule
-        text = json.dumps(whole)
+    if name in REPLACED:
+        text = json.dumps(json.loads(text) | REPLACED[name])
     elif name == "glm":
         text = text.replace("<|im_start|>", "<|user|>")
     elif name == "qwen35":
@@ -325,7 +340,7 @@ def write(case, path):
     (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=1))
     for name, content in tokenizer(kind).items():
         (path / name).write_bytes(content)
-    gemma = "gemma" in case or case.startswith("qwen3_5")
+    gemma = case.startswith(("gemma2", "gemma3", "qwen3_5"))
     save_file({n: weights(i, n, s, gemma) for i, (n, s) in enumerate(tensors(config))}, path / "model.safetensors", {"format": "pt"})
 
 
@@ -401,7 +416,7 @@ def make(llama_cpp, cases):
             start = adapter[0][2]
             adapter = {"config": ADAPTER, "tensors": adapter_tensors(config), "parts": [[n, at - start, *rest] for n, at, *rest in adapter[1:]]}
             files = {name: text.decode() for name, text in tokenizer(kind).items() if name not in ("tokenizer.model", "tokenizer.json")}
-            case_file = {"config": config, "tokenizer": kind, "pre_tokenizer": SPLITS.get(kind), "files": files, "tensors": tensors(config), "golden": golden, "adapter": adapter}
+            case_file = {"config": config, "tokenizer": kind, "replaced": REPLACED.get(kind), "files": files, "tensors": tensors(config), "golden": golden, "adapter": adapter}
             (HERE / f"gguf_files/{case}.json").write_text(json.dumps(case_file) + "\n")
             print("made", case)
 

@@ -78,7 +78,7 @@ fn factors(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>) 
     products.sort_by_key(|(source, name, _)| name.order(source));
     let mut factors = Vec::with_capacity(2 * products.len());
     for stack in products.chunk_by(|(_, a, _), (_, b, _)| a.name == b.name) {
-        let [(source, GgufName { name, expert }, first), ..] = stack else { continue };
+        let [(source, GgufName { name, expert, .. }, first), ..] = stack else { continue };
         let experts = spec.experts.as_ref().map_or(0, |experts| experts.count);
         let is_whole = expert.is_none() || stack.len() == experts;
         if !is_whole || stack.iter().any(|(.., product)| product.rank() != first.rank()) {

@@ -6,7 +6,7 @@ use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 use std::f32::consts::TAU;
 
 /// The families whose converter is followed, and GPT-2, which is refused for its positions.
-const EXPORTED: [Arch; 28] = [
+const EXPORTED: [Arch; 29] = [
     Arch::Llama,
     Arch::Mistral,
     Arch::Mixtral,
@@ -35,8 +35,9 @@ const EXPORTED: [Arch; 28] = [
     Arch::Ernie45,
     Arch::HunyuanDense,
     Arch::Lfm2Moe,
+    Arch::Gemma4,
 ];
-const NAMES: &str = "Llama, Ministral 3, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2, 3 and 3.5 with their mixtures, Gemma 2 and 3, \
+const NAMES: &str = "Llama, Ministral 3, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2, 3 and 3.5 with their mixtures, Gemma 2 to 4, \
                      SmolLM 3, Granite, Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2 with its mixture, GLM 4, \
                      Cohere 2, ERNIE 4.5, Hunyuan";
 
@@ -96,6 +97,13 @@ impl GgufFactors {
                 GgufFactors { name: "rope_factors_long.weight", values: singles(long) },
                 GgufFactors { name: "rope_factors_short.weight", values: singles(short) },
             ],
+            // Pairs that do not rotate have a factor that stops them.
+            Scaling::Proportional { part, .. } => {
+                let dim = spec.global_heads.map_or(spec.head_dim, |heads| heads.head_dim);
+                let turned = (dim as f64 * part / 2.0) as usize;
+                let values = (0..dim / 2).map(|i| if i < turned { 1.0 } else { 1e30 }).collect();
+                vec![GgufFactors { name: GgufFactors::LLAMA3, values }]
+            }
             _ => Vec::new(),
         }
     }
@@ -148,7 +156,8 @@ fn is_fourth(layer: usize) -> bool {
 fn unusual_mixture(spec: &Spec) -> Option<String> {
     let (experts, name) = (spec.experts.as_ref()?, spec.arch.name());
     // Files have no key for it: llama.cpp knows it of each family.
-    let normalizes = matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe | Arch::Qwen35Moe | Arch::Lfm2Moe);
+    let normalizes =
+        matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe | Arch::Qwen35Moe | Arch::Lfm2Moe | Arch::Gemma4);
     // Scores are sigmoids with a bias of the choice, and the first blocks are dense.
     let (scored, dense) = (spec.arch == Arch::Lfm2Moe, &experts.dense);
     let first = dense.iter().enumerate().all(|(i, block)| *block == i);
@@ -175,6 +184,10 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
         }
         _ if spec.local_rope.as_ref().is_some_and(|local| local.scaling != Scaling::None) => {
             Some(format!("scaled rotations of windows in a {name} model"))
+        }
+        scaling if spec.arch == Arch::Gemma4 => {
+            let usual = matches!(scaling, Scaling::Proportional { factor: 1.0, .. });
+            (!usual).then(|| format!("another rotation of layers without a window in {name}"))
         }
         Scaling::Dynamic { .. } => Some("dynamic rotary scaling".into()),
         Scaling::Long { .. } if spec.arch != Arch::Phi3 => Some(format!("longrope in a {name} model")),
@@ -231,7 +244,9 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
     match () {
         _ if spec.qkv_clip.is_some() => Some(format!("clip_qkv in {name}")),
-        _ if spec.arch != Arch::Olmo3 && (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) => {
+        _ if !matches!(spec.arch, Arch::Olmo3 | Arch::Gemma4)
+            && (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) =>
+        {
             Some(format!("sliding windows in these layers of {name}"))
         }
         _ if spec.query_scalar.is_some_and(|given| given != scalar as f64) => {

@@ -221,7 +221,7 @@ impl GgufModel {
             unused.remove(name);
         }
         for want in wanted {
-            let GgufName { name, expert } = GgufName::of(spec, &want.name)?;
+            let GgufName { name, expert, .. } = GgufName::of(spec, &want.name)?;
             let Some(place) = self.keys.tensors.get(&name) else { continue };
             unused.remove(&name[..]);
             let mut shape = place.shape.clone();

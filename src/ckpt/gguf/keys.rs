@@ -3,7 +3,7 @@ use super::family::{architecture, is_gemma, is_llama, says_windows};
 use super::header::{GgufKeys, KeyValue};
 use super::model::{GgufTensors, GgufType};
 use crate::ckpt::hf::decimal;
-use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
+use crate::nn::{Arch, HeadSizes, Recurrence, Rotary, Scaling, Spec};
 use serde_json::{Map, Value};
 
 /// The positions of a Hunyuan whose base grew, which its config has as fewer.
@@ -53,15 +53,22 @@ pub fn put(
     let length = if alpha && length == HUNYUAN_SAYS { HUNYUAN_LENGTH } else { length };
     let wide = config.get("intermediate_size").and_then(Value::as_u64).map(|n| n as usize);
     let wide = if spec.experts.is_some() { wide } else { Some(spec.ff) };
+    let global = spec.global_heads.unwrap_or(HeadSizes { head_dim: spec.head_dim, kv_heads: spec.kv_heads });
+    let each = |of: &dyn Fn(usize) -> usize| (0..spec.layers).map(|i| of(i) as i32).collect::<Vec<i32>>();
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
-        if let Some(wide) = wide {
-            put("feed_forward_length", KeyValue::U32(wide));
+        match wide {
+            _ if spec.wide_shared => put("feed_forward_length", KeyValue::I32s(&each(&|i| spec.of_block(i).ff))),
+            Some(wide) => put("feed_forward_length", KeyValue::U32(wide)),
+            None => {}
         }
         put("attention.head_count", KeyValue::U32(spec.heads));
         match spec.arch {
             Arch::Lfm2 | Arch::Lfm2Moe => {
-                let of = |i| if spec.recurrence_of(i).is_some() { 0 } else { spec.kv_heads as i32 };
-                put("attention.head_count_kv", KeyValue::I32s(&(0..spec.layers).map(of).collect::<Vec<_>>()));
+                let of = |i| if spec.recurrence_of(i).is_some() { 0 } else { spec.kv_heads };
+                put("attention.head_count_kv", KeyValue::I32s(&each(&of)));
+            }
+            Arch::Gemma4 if config.get("num_global_key_value_heads").is_some_and(Value::is_u64) => {
+                put("attention.head_count_kv", KeyValue::I32s(&each(&|i| spec.heads_of(i).kv_heads)));
             }
             _ => put("attention.head_count_kv", KeyValue::U32(spec.kv_heads)),
         }
@@ -87,8 +94,8 @@ pub fn put(
     }
     let says_it = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Qwen3) || is_gemma(spec.arch);
     if says_it || spec.arch != Arch::Granite && config.get("head_dim").is_some_and(Value::is_u64) {
-        put("attention.key_length", KeyValue::U32(spec.head_dim));
-        put("attention.value_length", KeyValue::U32(spec.head_dim));
+        put("attention.key_length", KeyValue::U32(global.head_dim));
+        put("attention.value_length", KeyValue::U32(global.head_dim));
     }
     keys.put("general.file_type", KeyValue::U32(kind.id()));
     let mut put = |key: &str, value: KeyValue| keys.put(&format!("{arch}.{key}"), value);
@@ -123,6 +130,23 @@ pub fn put(
                     put(key, KeyValue::F32(factor));
                 }
             }
+        }
+        Arch::Gemma4 => {
+            if spec.logit_cap > 0.0 {
+                put("final_logit_softcapping", KeyValue::F32(spec.logit_cap as f64));
+            }
+            put("attention.sliding_window", KeyValue::U32(spec.window));
+            put("attention.shared_kv_layers", KeyValue::U32(spec.shared_kv));
+            put("embedding_length_per_layer_input", KeyValue::U32(spec.layer_inputs));
+            let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
+            put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
+            put("attention.key_length_swa", KeyValue::U32(spec.head_dim));
+            put("attention.value_length_swa", KeyValue::U32(spec.head_dim));
+            if let Some(experts) = &spec.experts {
+                put("expert_feed_forward_length", KeyValue::U32(experts.ff));
+            }
+            put("rope.dimension_count", KeyValue::U32(global.head_dim));
+            put("rope.dimension_count_swa", KeyValue::U32(spec.head_dim));
         }
         Arch::Glm4 => put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim))),
         Arch::Cohere2 => {
@@ -270,7 +294,7 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
 /// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
 fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
     let counted = tensors.list.iter().filter(|tensor| tensor.is_first());
-    let params: usize = counted.map(|tensor| tensor.own_shape().iter().product::<usize>()).sum();
+    let params: usize = counted.map(|tensor| tensor.of_expert().iter().product::<usize>()).sum();
     let factors: usize = tensors.factors.iter().map(|factors| factors.values.len()).sum();
     let label = size_label(factors + params);
     spec.experts.as_ref().map_or(label.clone(), |experts| format!("{}x{label}", experts.count))

@@ -44,7 +44,7 @@ pub struct GgufTensor {
     /// With the experts outermost, of a matrix of experts.
     pub shape: Vec<usize>,
     pub form: GgmlType,
-    /// Which expert's matrix of the tensor it is.
+    /// Which expert's matrix of the tensor it is, or which of their parts, counted over all experts.
     pub expert: Option<usize>,
     /// Its first byte, counted from the first tensor's.
     pub offset: u64,
@@ -86,13 +86,13 @@ impl GgufTensor {
     pub fn is_first(&self) -> bool {
         self.expert.is_none_or(|expert| expert == 0)
     }
-    /// Without the experts.
-    pub fn own_shape(&self) -> &[usize] {
+    /// The shape of one expert, or the whole one.
+    pub fn of_expert(&self) -> &[usize] {
         &self.shape[usize::from(self.expert.is_some())..]
     }
     /// Elements of a row; 1 for biases.
     fn row(&self) -> usize {
-        self.own_shape().get(1).copied().unwrap_or(1)
+        self.of_expert().get(1).copied().unwrap_or(1)
     }
 
     /// Calls `f` with the encoded bytes of `values`, which are elements `at..` of the whole tensor, and with their
@@ -146,7 +146,7 @@ impl GgufTensors {
         let factors = GgufFactors::of(spec);
         let mut offset = factors.iter().map(|factors| padded(factors.bytes())).sum();
         let mut list = Vec::with_capacity(segments.len());
-        for (segment, GgufName { name, expert }) in segments {
+        for (segment, GgufName { name, expert, parts }) in segments {
             let (mut shape, source) = (segment.global_shape(), segment.name.clone());
             let is_conv = [".shortconv.conv.", ".ssm_conv1d."].iter().any(|part| name.contains(part));
             let whole = is_conv || name.contains(".ffn_gate_inp");
@@ -161,12 +161,15 @@ impl GgufTensors {
                 )));
             }
             let bytes = form.bytes(shape.iter().product());
-            shape.splice(0..0, expert.map(|_| experts));
+            if expert.is_some() {
+                shape[0] *= parts;
+                shape.insert(0, experts);
+            }
             if is_conv {
                 shape.remove(1); // channels, 1, taps
             }
             list.push(GgufTensor { name, source, shape, form, expert, offset, order, change });
-            let is_whole = expert.is_none_or(|expert| expert + 1 == experts);
+            let is_whole = expert.is_none_or(|expert| expert + 1 == parts * experts);
             offset += if is_whole { padded(bytes) } else { bytes as u64 };
         }
         let by_source = list.iter().enumerate().map(|(i, t)| (t.source.clone(), i)).collect();
@@ -182,7 +185,10 @@ pub fn padded(bytes: usize) -> u64 {
 }
 
 /// Tensors whose last word llama.cpp has no `weight` or `bias` for.
-const WHOLE: [(&str, &str); 3] = [
+const WHOLE: [(&str, &str); 6] = [
+    (".layer_scalar", "layer_output_scale.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
     ("feed_forward.expert_bias", "exp_probs_b.bias"),
@@ -198,13 +204,21 @@ fn is_of_attention(spec: &Spec) -> bool {
 pub struct GgufName {
     pub name: String,
     pub expert: Option<usize>,
+    /// Gate and up of an expert may be parts of one matrix, of which `expert` counts all.
+    parts: usize,
 }
 
 impl GgufName {
+    fn new(name: String) -> GgufName {
+        GgufName { name, expert: None, parts: 1 }
+    }
     /// Files are sorted by names in Hugging Face files; all experts of a block by their matrices.
     pub fn order(&self, source: &str) -> (String, String, Option<usize>) {
         let block = self.expert.and_then(|_| source.split_once(".experts."));
-        let matrix = |rest: &str| rest.split_once('.').map_or("", |(_, matrix)| matrix).to_string();
+        let matrix = |rest: &str| match rest.split_once('[') {
+            Some((matrix, _)) => matrix.to_string(),
+            None => rest.split_once('.').map_or("", |(_, matrix)| matrix).to_string(),
+        };
         block.map_or((source.into(), String::new(), None), |(block, rest)| {
             (format!("{block}.experts."), matrix(rest), self.expert)
         })
@@ -213,10 +227,15 @@ impl GgufName {
     pub fn of(spec: &Spec, source: &str) -> Result<GgufName> {
         let unknown = || Error::input(format!("llama.cpp has no name for the tensor {source}"));
         let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
-        let (block, module) = match module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
-            Some((i, module)) => (format!("blk.{i}."), module),
-            None => (String::new(), module),
-        };
+        let within = source.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let block = within.map_or(String::new(), |(i, _)| format!("blk.{i}."));
+        if let Some((kind, parts)) = within.and_then(|(_, name)| name.strip_prefix("experts.")?.split_once('[')) {
+            return GgufName::stacked(&block, kind, parts.trim_end_matches(']')).ok_or_else(unknown);
+        }
+        if let Some((_, known)) = WHOLE.iter().find(|(name, _)| source.ends_with(name)) {
+            return Ok(GgufName::new(format!("{block}{known}")));
+        }
+        let module = within.and_then(|(_, name)| Some(name.rsplit_once('.')?.0)).unwrap_or(module);
         let of_expert = ["mlp.experts.", "block_sparse_moe.experts.", "feed_forward.experts."]
             .iter()
             .find_map(|p| module.strip_prefix(p));
@@ -228,13 +247,20 @@ impl GgufName {
                 _ => return Err(unknown()),
             };
             let expert = Some(expert.parse().map_err(|_| unknown())?);
-            return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert });
-        }
-        if let Some((_, known)) = WHOLE.iter().find(|(name, _)| source.ends_with(name)) {
-            return Ok(GgufName { name: format!("{block}{known}"), expert: None });
+            return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert, parts: 1 });
         }
         let known = match module {
             "model.embed_tokens" => "token_embd",
+            "model.embed_tokens_per_layer" => "per_layer_token_embd",
+            "model.per_layer_model_projection" => "per_layer_model_proj",
+            "model.per_layer_projection_norm" => "per_layer_proj_norm",
+            "per_layer_input_gate" => "inp_gate",
+            "per_layer_projection" => "proj",
+            "post_per_layer_input_norm" => "post_norm",
+            "pre_feedforward_layernorm_2" => "pre_ffw_norm_2",
+            "post_feedforward_layernorm_1" => "post_ffw_norm_1",
+            "post_feedforward_layernorm_2" => "post_ffw_norm_2",
+            "router.proj" => "ffn_gate_inp",
             "model.norm" => "output_norm",
             "model.embedding_norm" => "token_embd_norm",
             "lm_head" => "output",
@@ -270,6 +296,18 @@ impl GgufName {
             "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
             _ => return Err(unknown()),
         };
-        Ok(GgufName { name: format!("{block}{known}.{suffix}"), expert: None })
+        Ok(GgufName::new(format!("{block}{known}.{suffix}")))
+    }
+    /// A tensor that Hugging Face files have for all experts of a block, too: of `down_proj`, part `3` is that of
+    /// expert 3; of `gate_up_proj`, `3.0` is its gate and `3.1` its up.
+    fn stacked(block: &str, kind: &str, part: &str) -> Option<GgufName> {
+        let (name, expert, parts) = match (kind, part.split_once('.')) {
+            ("down_proj", None) => ("ffn_down_exps", part.parse().ok()?, 1),
+            ("gate_up_proj", Some((expert, half))) => {
+                ("ffn_gate_up_exps", 2 * expert.parse::<usize>().ok()? + half.parse::<usize>().ok()?, 2)
+            }
+            _ => return None,
+        };
+        Some(GgufName { name: format!("{block}{name}.weight"), expert: Some(expert), parts })
     }
 }

@@ -2,6 +2,7 @@
 //! files of a model directory with the rules of llama.cpp's converter. Never tokenizes.
 use super::super::companions::Companions;
 use super::family::{is_gemma, is_llama};
+use super::gemma4;
 use super::header::{GgufKeys, KeyValue};
 use super::sentencepiece;
 use super::special::SpecialTokens;
@@ -27,6 +28,15 @@ pub fn put(
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
     }
     let mut special = match (companions.file("tokenizer.model"), files.json.is_object()) {
+        (_, true) if spec.arch == Arch::Gemma4 => {
+            let vocabulary = gemma4::vocabulary(&files, spec.vocab)?;
+            keys.put("tokenizer.ggml.model", KeyValue::Text("gemma4"));
+            keys.put("tokenizer.ggml.tokens", KeyValue::Texts(&vocabulary.tokens));
+            keys.put("tokenizer.ggml.scores", KeyValue::F32s(&vec![gemma4::SCORE; spec.vocab]));
+            keys.put("tokenizer.ggml.token_type", KeyValue::I32s(&vocabulary.kinds));
+            keys.put("tokenizer.ggml.merges", KeyValue::Texts(&merges(&files.json["model"])?));
+            SpecialTokens::new(&files, config, None)
+        }
         (Some(model), _) => {
             let (vocabulary, scores) = sentencepiece::vocabulary(model, spec.vocab, &files)?;
             keys.put("tokenizer.ggml.model", KeyValue::Text("llama"));
@@ -60,8 +70,11 @@ pub fn put(
     if llama && spec.vocab == 49152 {
         keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false)); // of SmolLM, as the converter has it
     }
-    if gemma {
+    if gemma || spec.arch == Arch::Gemma4 {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(false));
+    }
+    if spec.arch == Arch::Gemma4 {
+        keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(true));
     }
     if let Some(prefix) = prefix.filter(|_| spec.arch == Arch::Ernie45) {
         keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));

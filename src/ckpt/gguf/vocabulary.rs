@@ -8,6 +8,7 @@ pub const NORMAL: i32 = 1;
 pub const CONTROL: i32 = 3;
 pub const USER_DEFINED: i32 = 4;
 pub const UNUSED: i32 = 5;
+pub const BYTE: i32 = 6;
 
 /// A tokenizer's files, parsed; null if a file is missing.
 pub struct TokenizerFiles {

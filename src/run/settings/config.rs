@@ -35,9 +35,11 @@ pub fn resolve(cli: &Cli, stage: Option<&str>, default: StrategyName) -> Result<
 fn file(cli: &Cli) -> Result<ConfigFile> {
     let Some(path) = &cli.files.config else { return Ok(ConfigFile::default()) };
     let mut file = ConfigFile::read(path)?;
-    let objective = &to_tree(&cli.settings)?["objective"];
-    file.around.extend(objective["objective"].as_str().map(|name| format!("--objective={name}")));
-    file.around.extend(objective["rollouts"].is_array().then(|| "--rollouts".into()));
+    let given = to_tree(&cli.settings)?;
+    file.around.extend(given["objective"]["objective"].as_str().map(|name| format!("--objective={name}")));
+    for (section, name) in [("objective", "rollouts"), ("model", "pretrain"), ("data", "dataset")] {
+        file.around.extend((!given[section][name].is_null()).then(|| format!("--{name}")));
+    }
     Ok(file)
 }
 

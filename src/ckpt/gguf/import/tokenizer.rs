@@ -6,7 +6,7 @@
 use super::super::file::{GgufFile, GgufValue};
 use super::super::sentencepiece::{self, ADDED, Piece};
 use super::super::splits::SplitRule;
-use super::super::vocabulary::{CONTROL, NORMAL, UNUSED, USER_DEFINED};
+use super::super::vocabulary::{BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED};
 use crate::base::{Error, Result, quote};
 use crate::ckpt::layout::pretty;
 use serde_json::{Map, Value, json};
@@ -14,9 +14,8 @@ use std::collections::HashMap;
 
 const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
-/// Kinds of tokens that only files of others have.
+/// A kind of tokens that only files of others have.
 const UNKNOWN: i32 = 2;
-const BYTE: i32 = 6;
 
 /// Name and content of the tokenizer's files.
 pub fn files(file: &GgufFile) -> Result<Vec<(&'static str, Vec<u8>)>> {
