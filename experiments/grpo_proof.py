@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import time
 
-from task_defaults import PACKAGE, RELEASE, events, model
+from task_defaults import BIN, PACKAGE, events, model
 
 TOKENS, GROUP, PROMPTS = 24, 8, 8
 FLAGS = ["--apply-chat-template", "--precision", "bf16"]
@@ -45,7 +45,7 @@ def last_number(text):
 
 def judged(folder, name, source, samples, temperature):
     """The share of held-out texts whose last number is right, their mean length in tokens, and some of them."""
-    command = [RELEASE / "flatshard", "generate", source, "held.jsonl", *FLAGS, "--max-new-tokens", TOKENS, "--group-size", samples, "--temperature", temperature]
+    command = [BIN / "flatshard", "generate", source, "held.jsonl", *FLAGS, "--max-new-tokens", TOKENS, "--group-size", samples, "--temperature", temperature]
     made = subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, cwd=folder).stdout
     (folder / f"{name}.texts.jsonl").write_text(made)
     rows = [json.loads(line) for line in (folder / "held.jsonl").read_text().splitlines()]
@@ -62,7 +62,7 @@ def learn(folder, base, seed, args):
     metrics, adapter = folder / f"{name}.metrics.jsonl", folder / f"{name}.adapter"
     metrics.unlink(missing_ok=True)
     shutil.rmtree(adapter, ignore_errors=True)
-    command = [RELEASE / "flatshard", "grpo", base, "train.jsonl", *FLAGS, "--reward", "number", "length:8", "--reward-weights", 1, 0.5, "--group-size", GROUP,
+    command = [BIN / "flatshard", "grpo", base, "train.jsonl", *FLAGS, "--reward", "number", "length:8", "--reward-weights", 1, 0.5, "--group-size", GROUP,
                "--batch-size", PROMPTS, "--max-new-tokens", TOKENS, "--nproc-per-node", 1, "--lora-rank", 16, "--lora-target-modules", "all-linear",
                "--lr", args.lr, "--lr-scheduler", "constant", "--max-steps", args.steps, "--seed", seed, "--metrics-path", metrics, "--save-adapter", adapter]
     began = time.monotonic()

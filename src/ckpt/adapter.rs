@@ -8,7 +8,7 @@ mod tensors;
 pub use config::{AdapterConfig, FILE, read};
 pub(super) use low_rank::LowRank;
 pub use targets::targets;
-pub(super) use tensors::{AdapterTensors, Change};
+pub(super) use tensors::{AdapterTensors, BASE_LAYER, Change};
 
 use self::config::FusedExperts;
 use super::gguf::links::origin;

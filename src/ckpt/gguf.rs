@@ -5,6 +5,7 @@
 //! The bytes are those that llama.cpp's convert_hf_to_gguf.py makes of a [`Checkpointer::save_hf`] directory in f32
 //! (`tests/golden/gguf_files.py`).
 mod adapter; // adapters alone
+mod check; // what llama.cpp does not compute
 mod codes; // elements of files of others
 pub(super) mod coding; // tensors of files of others
 mod family; // what llama.cpp knows of each family
@@ -24,6 +25,7 @@ mod tokenizer; // tokens and merges, as keys
 mod vocabulary; // tokens by id
 
 pub use adapter::save_adapter;
+pub use check::left_out;
 pub use import::{as_directory, described, resolve};
 pub use links::{origin, within};
 pub use model::GgufType;

@@ -1,6 +1,6 @@
 //! An opened adapter, and what becomes of the weights that it changes. Never writes a weight: [`super::merge`] does in
 //! a store, and exports do in files.
-use super::adapter::{AdapterTensors, Change, LowRank};
+use super::adapter::{AdapterTensors, BASE_LAYER, Change, LowRank};
 use super::elements::widen;
 use super::layout::{FileTensor, Share};
 use super::source::{OpenedFiles, TensorSource};
@@ -52,9 +52,10 @@ impl Merging {
         Merged { adapters: self.products.len(), whole }
     }
 
-    /// A tensor that takes new values.
+    /// A tensor that takes new values. PEFT saves an embedding with an adapter next to it, as the base model has it.
     pub fn whole(&self) -> Option<&str> {
-        let new = |change: &Change| change.whole.is_some() || change.rows.is_some();
+        let is_new = |whole: &FileTensor| !whole.name.contains(BASE_LAYER);
+        let new = |change: &Change| change.whole.as_ref().is_some_and(is_new) || change.rows.is_some();
         self.tensors.changes.iter().find(|(_, change)| new(change)).map(|(name, _)| &name[..])
     }
     /// Whether the adapter changes this tensor.

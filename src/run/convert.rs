@@ -59,7 +59,8 @@ impl Conversion {
         if let Some(adapter) = &adapter {
             ckpt::inspect_adapter(adapter, &model.spec, &layouts)?;
         }
-        check::gguf(&s, Some(&base), &model.tokenizer, &engine, ranks.mesh.tp)?;
+        let left_out = check::gguf(&s, Some(&base), &model.tokenizer, &engine, ranks.mesh.tp)?;
+        s.notes.extend(left_out);
         let all = PlannedRanks::new(&s, ranks.mesh, ranks.device, ranks.nproc);
         let planned = bytes::of_weights(&*engine.strategy, &layouts, &all)?;
         ranks.planned = bytes::on_device(&planned);

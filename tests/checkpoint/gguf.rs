@@ -141,6 +141,21 @@ fn files_are_those_of_llama_cpps_converter() {
     }
 }
 
+/// The converter's file has no window either.
+#[test]
+fn a_window_that_llama_cpp_does_not_read_is_said() {
+    let dir = Dir::new();
+    let case = case("starcoder2");
+    write("starcoder2", &case, &dir.path("base"));
+    let mut config = case["config"].clone();
+    config["sliding_window"] = json!(24);
+    fs::write(dir.path("base/config.json"), config.to_string()).unwrap();
+    let out = run(dir.0.path(), "--pretrain base --nproc-per-node 1 --save-gguf model.gguf");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("the same up to 24 tokens"), "{said}");
+    compare(&fs::read(dir.path("model.gguf")).unwrap(), &case["golden"]["f16"], "starcoder2 with a window");
+}
+
 /// Offsets count from the first tensor: the converter makes a name of the directory's.
 #[test]
 fn adapters_alone_are_those_of_llama_cpps_converter() {
@@ -170,6 +185,29 @@ fn adapters_alone_are_those_of_llama_cpps_converter() {
         }
         fs::remove_dir_all(&adapter).unwrap();
     }
+}
+
+/// PEFT saves the embedding that has an adapter, as the base model has it.
+#[test]
+fn base_weights_next_to_an_adapter_are_not_of_it() {
+    let dir = Dir::new();
+    write("llama3", &case("llama3"), &dir.path("base"));
+    fs::create_dir(dir.path("adapter")).unwrap();
+    let config = json!({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "task_type": "CAUSAL_LM",
+                        "target_modules": ["embed_tokens"], "base_model_name_or_path": dir.path("base")});
+    fs::write(dir.path("adapter/adapter_config.json"), config.to_string()).unwrap();
+    let parts = [("lora_embedding_A", [4, 384]), ("lora_embedding_B", [64, 4]), ("base_layer.weight", [384, 64])];
+    let [a, b, base] = parts.map(|(part, shape)| json!([format!("base_model.model.model.embed_tokens.{part}"), shape]));
+    let exported = |tensors: Value| {
+        write_tensors(&tensors, false, &dir.path("adapter/adapter_model.safetensors"));
+        let mut export = Command::new(FLATSHARD);
+        export.arg("export").arg(dir.path("adapter")).arg("--save-gguf").arg(dir.path("out.gguf")).arg("--overwrite");
+        let ended = export.output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        fs::read(dir.path("out.gguf")).unwrap()
+    };
+    let alone = exported(json!([a, b]));
+    assert!(alone == exported(json!([a, b, base])));
 }
 
 /// Of a vision-language model, the converter writes the text model.

@@ -123,8 +123,9 @@ LISTED = {
     "cohere2": ("command-r", WITHOUT(dict(BASE, architectures=["Cohere2ForCausalLM"], model_type="cohere2", num_hidden_layers=4, layer_norm_eps=1e-5, logit_scale=0.25,
                                           rotary_pct=1.0, sliding_window=8, sliding_window_pattern=4, layer_types=LOCAL(4, 4), tie_word_embeddings=True),
                                      "rms_norm_eps")),
-    "ernie4_5": ("pieces", dict(COMMON, **PIECES, architectures=["Ernie4_5ForCausalLM"], model_type="ernie4_5", vocab_size=432, hidden_act="silu",
-                                rope_theta=5e5, use_bias=False, tie_word_embeddings=True)),
+    # Heads are as wide as the class has them.
+    "ernie4_5": ("pieces", WITHOUT(dict(COMMON, **PIECES, architectures=["Ernie4_5ForCausalLM"], model_type="ernie4_5", vocab_size=432, hidden_act="silu",
+                                        rope_theta=5e5, use_bias=False, tie_word_embeddings=True), "head_dim")),
     "hunyuan": ("hunyuan", dict(BASE, architectures=["HunYuanDenseV1ForCausalLM"], model_type="hunyuan_v1_dense", max_position_embeddings=32768,
                                 tie_word_embeddings=True, pad_token_id=0, eod_token_id=1,
                                 rope_scaling=dict(type="dynamic", alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.0))),
@@ -452,7 +453,7 @@ def named(llama, prompt):
     """llama.cpp's greedy tokens after `prompt`, without the repetition penalty that a file may ask for. It names none that ends
     within a character."""
     ask = {"prompt": prompt, "max_tokens": NEW, "temperature": 0.0, "repeat_penalty": 1.0, "logprobs": 1, "ignore_eos": True, "cache_prompt": False}
-    return [token["id"] for token in llama.handle_completions(ask)["choices"][0]["logprobs"]["content"]]
+    return [token["id"] for token in (llama.handle_completions(ask)["choices"][0]["logprobs"] or {"content": []})["content"]]
 
 
 def written(run_fsdp, path, prompt):

@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+/// What PEFT calls the weights that an adapter is added to.
+pub const BASE_LAYER: &str = ".base_layer.";
+
 /// DoRA's learned norms.
 const DORA: &str = ".lora_magnitude_vector";
 
@@ -135,7 +138,7 @@ impl AdapterTensors {
         arch: Arch,
     ) -> Result<Option<(String, FileTensor)>> {
         let name = tensor.name.strip_prefix(ADAPTER_PREFIX).unwrap_or(&tensor.name);
-        let wrappers = [".base_layer.", ".modules_to_save.default.", ".modules_to_save."];
+        let wrappers = [BASE_LAYER, ".modules_to_save.default.", ".modules_to_save."];
         let name = wrappers.iter().fold(name.to_string(), |name, wrapper| name.replace(wrapper, "."));
         // Transformers 5 calls every sparse branch `mlp`.
         let sparse = &arch.family().modules.sparse;

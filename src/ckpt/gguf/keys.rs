@@ -1,5 +1,5 @@
 //! The keys that describe a model in a GGUF file, in the order of llama.cpp's converter. Never reads or writes a file.
-use super::family::{architecture, is_gemma, is_llama, says_windows};
+use super::family::{architecture, attention_interval, is_llama, says_head_dim, says_windows};
 use super::header::{GgufKeys, KeyValue};
 use super::model::{GgufTensors, GgufType};
 use crate::ckpt::hf::decimal;
@@ -92,8 +92,7 @@ pub fn put(
         put("expert_count", KeyValue::U32(experts.count));
         put("expert_used_count", KeyValue::U32(experts.top_k));
     }
-    let says_it = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Qwen3) || is_gemma(spec.arch);
-    if says_it || spec.arch != Arch::Granite && config.get("head_dim").is_some_and(Value::is_u64) {
+    if says_head_dim(spec.arch) || spec.arch != Arch::Granite && config.get("head_dim").is_some_and(Value::is_u64) {
         put("attention.key_length", KeyValue::U32(global.head_dim));
         put("attention.value_length", KeyValue::U32(global.head_dim));
     }
@@ -168,9 +167,7 @@ pub fn put(
                 ("residual_scale", "residual_multiplier"),
                 ("logit_scale", "logits_scaling"),
             ] {
-                if let Some(factor) = config.get(name).and_then(Value::as_f64) {
-                    put(key, KeyValue::F32(factor));
-                }
+                put(key, KeyValue::F32(config.get(name).and_then(Value::as_f64).unwrap_or(1.0)));
             }
         }
         Arch::Gemma2 | Arch::Gemma3 => {
@@ -223,7 +220,7 @@ fn qwen35(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String,
     }
     let recurrent: Vec<bool> = (0..spec.layers).map(|i| spec.recurrence_of(i).is_some()).collect();
     put("attention.recurrent_layers", KeyValue::Bools(&recurrent));
-    put("full_attention_interval", KeyValue::U32(4));
+    put("full_attention_interval", KeyValue::U32(attention_interval(spec).unwrap_or(4)));
     put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim)));
     if sections(config).is_none() {
         put("rope.dimension_sections", KeyValue::I32s(&[11, 11, 10, 0])); // as the published models have it

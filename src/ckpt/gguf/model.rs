@@ -1,6 +1,7 @@
 //! The model in a GGUF file: tensor names, and the values in which llama.cpp differs from transformers. Gemma's norms
 //! are stored with their 1 added; the experts of a block are one tensor. Never reads or writes a file.
-use super::family::{GgufFactors, check};
+use super::check::check;
+use super::family::GgufFactors;
 use super::header::TENSOR_ALIGN;
 use super::order::GgufOrder;
 use super::quant::GgmlType;

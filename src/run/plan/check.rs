@@ -120,15 +120,16 @@ pub fn weights(
     objective::inspect(s, &sized.options)
 }
 
-/// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from.
+/// The model and its tokenizer can be exported to GGUF on these ranks. `source` is what the run starts from. Returns
+/// what there is to know of the file.
 pub fn gguf(
     s: &Settings,
     source: Option<&Path>,
     tokenizer: &Tokenizer,
     engine: &EngineOptions,
     tp: usize,
-) -> Result<()> {
-    let Some(file) = &s.checkpoint.save_gguf else { return Ok(()) };
+) -> Result<Option<String>> {
+    let Some(file) = &s.checkpoint.save_gguf else { return Ok(None) };
     let bad = |what: &str| Err(Error::input(format!("--save-gguf {}: {what}", file.display())));
     let (spec, kind) = (&engine.spec, SaveOptions::new(&s.checkpoint)?.gguf);
     let (own, shared) = spec.experts.as_ref().map_or((spec.ff, 0), |experts| (experts.ff, experts.shared_ff));
@@ -143,7 +144,8 @@ pub fn gguf(
         ));
     }
     let (decoder, companions) = (Decoder::new(spec.clone())?, save::companions(s, spec, source, tokenizer)?);
-    ckpt::gguf::beginning(file, spec, decoder.layouts(), kind, &companions).map(drop)
+    ckpt::gguf::beginning(file, spec, decoder.layouts(), kind, &companions)?;
+    Ok(ckpt::gguf::left_out(spec).map(|what| format!("--save-gguf {}: {what}", file.display())))
 }
 
 /// Refuses weights to be written at the end that have no room now. Of how many parameters, and how many are trained.

@@ -128,7 +128,7 @@ impl Plan {
             check::weights(&s, &sized, resume.as_ref(), &models)?;
         }
         let source = resume.as_ref().map(|resume| resume.dir.as_path()).or(s.model.pretrain.as_deref());
-        check::gguf(&s, source, &tokenizer, &sized.options, ranks.mesh.tp)?;
+        let left_out = check::gguf(&s, source, &tokenizer, &sized.options, ranks.mesh.tp)?;
 
         let data = data.map_or_else(|| RunData::open(&s, &tokenizer, &sized.options.spec), Ok)?;
         let state = resume.as_ref().map(|resume| &resume.state);
@@ -139,6 +139,7 @@ impl Plan {
         let asked = s.run.max_steps;
         schedule::steps(&mut s, &data.train, loader)?;
         schedule::warmup(&mut s, state)?;
+        s.notes.extend(left_out);
         s.notes.extend(objective::unread_by_peft(&sized.decoder));
         s.notes.extend(prompts.as_ref().and_then(|prompts| prompts.note.clone()));
         let facts = RunFacts { settings: &s, asked, ranks: &ranks, launched, dataset: &data.train, sized: &sized };
