@@ -41,7 +41,7 @@ pub const TASKS: [(&str, TaskDefaults, TaskDefaults); 6] = [
     (
         "grpo",
         TaskDefaults { name: "GRPO", lr: 1e-6, warmup_ratio: 0.0, ..DPO },
-        TaskDefaults { name: "GRPO with LoRA", lr: 1e-5, warmup_ratio: 0.0, ..DPO },
+        TaskDefaults { name: "GRPO with LoRA", lr: 5e-5, warmup_ratio: 0.0, ..DPO },
     ),
     (
         "rm",
