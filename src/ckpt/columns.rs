@@ -14,7 +14,7 @@ pub struct ColumnHalf {
 impl ColumnHalf {
     /// What a tensor of this name and shape is, if it is such a half.
     pub fn of(name: &str, shape: &[usize]) -> Option<ColumnHalf> {
-        match (sliced(name)?.1, shape) {
+        match (sliced(name)?.2, shape) {
             (SlicePart::Columns(half), &[rows, own]) if rows > 0 => Some(ColumnHalf { half, rows, own }),
             _ => None,
         }

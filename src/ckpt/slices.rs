@@ -12,7 +12,7 @@ pub(super) type NamedShape = (String, Vec<usize>, Dtype);
 pub(super) fn whole(tensors: &[NamedShape]) -> Vec<(NamedShape, Vec<usize>)> {
     let (mut entries, mut places) = (Vec::<(NamedShape, Vec<usize>)>::new(), HashMap::new());
     for (i, (name, shape, dtype)) in tensors.iter().enumerate() {
-        let Some((whole, part)) = sliced(name) else {
+        let Some((whole, _, part)) = sliced(name) else {
             entries.push((tensors[i].clone(), vec![i]));
             continue;
         };

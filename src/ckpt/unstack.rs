@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub(super) fn expand(found: &mut BTreeMap<String, FileTensor>, wanted: &[FileTensor]) {
     let mut wholes: BTreeMap<&str, (SlicePart, &[usize])> = BTreeMap::new();
     for tensor in wanted {
-        if let Some((name, part)) = sliced(&tensor.name) {
+        if let Some((name, _, part)) = sliced(&tensor.name) {
             wholes.entry(name).or_insert((part, &tensor.shape));
         }
     }

@@ -62,15 +62,17 @@ impl SlicePart {
     }
 }
 
-/// The tensor that a name of [`slice_name`], [`half_name`] or [`columns_name`] is within, and what it names.
-pub fn sliced(name: &str) -> Option<(&str, SlicePart)> {
+/// The tensor that a name of [`slice_name`], [`half_name`] or [`columns_name`] is within, the place of what it names
+/// among such of all slices, and what that is.
+pub fn sliced(name: &str) -> Option<(&str, usize, SlicePart)> {
     let (whole, part) = name.strip_suffix(']')?.rsplit_once('[')?;
-    let (e, part) = match (part.split_once('.'), part.split_once(':')) {
-        (Some((e, _)), _) => (e, SlicePart::Rows),
-        (_, Some((e, half))) => (e, SlicePart::Columns(half.parse().ok().filter(|half| *half < 2)?)),
-        _ => (part, SlicePart::Whole),
+    let half = |half: &str| half.parse::<usize>().ok().filter(|half| *half < 2);
+    let (e, half, part) = match (part.split_once('.'), part.split_once(':')) {
+        (Some((e, upper)), _) => (e, half(upper)?, SlicePart::Rows),
+        (_, Some((e, left))) => (e, half(left)?, SlicePart::Columns(half(left)?)),
+        _ => (part, 0, SlicePart::Whole),
     };
-    e.parse::<usize>().ok().map(|_| (whole, part))
+    Some((whole, e.parse::<usize>().ok()? * part.count() + half, part))
 }
 
 /// How a tensor is distributed over tp ranks.

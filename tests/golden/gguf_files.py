@@ -480,18 +480,25 @@ def cut(path, llama, case):
 
 def greedy(run_fsdp, path, out, case):
     """Both write on after prompts; those count whose tokens llama.cpp names."""
-    found, llama, seen = keys(out)[0], server(out), 0
+    found, llama, seen, alike = keys(out)[0], server(out), 0, 0
     ascii_bytes = {chr(b) for b in range(33, 127)} | {"\u0120", "\u010a", "\u2581"}
     plain = [set(text) <= ascii_bytes and (kind != 6 or text < "<0x7F>") and kind in (1, 6)
              for text, kind in zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"])]
     for i in range(120):
         prompt = [5 + 3 * i, 17 + 5 * i % 300, 40]
-        ours, theirs = written(run_fsdp, path, prompt), named(llama, prompt)
-        if len(ours) == NEW and (ours == theirs or all(plain[token] for token in ours)):  # shorter: it ended the text, which llama.cpp is kept from
-            assert ours == theirs, f"{case}: {ours} and llama.cpp's {theirs} after {prompt}"
-            seen += 1
+        ours = written(run_fsdp, path, prompt)
+        if len(ours) == NEW:  # shorter: it ended the text, which llama.cpp is kept from
+            theirs = named(llama, prompt)
+            if all(plain[token] for token in ours):
+                assert ours == theirs, f"{case}: {ours} and llama.cpp's {theirs} after {prompt}"
+                seen += 1
+            else:
+                alike += ours == theirs
             if seen == ENOUGH:
-                return f", {NEW} greedy tokens after {seen} prompts as llama.cpp's" + cut(path, llama, case)
+                break
+    # Where models write few such texts, others count that are the same.
+    if seen + alike >= ENOUGH:
+        return f", {NEW} greedy tokens after {ENOUGH} prompts as llama.cpp's" + cut(path, llama, case)
     sys.exit(f"{case}: only {seen} prompts whose tokens llama.cpp names")
 
 
@@ -516,9 +523,9 @@ def adapted(run_fsdp, path, out, case):
     prompts = [[5 + 3 * i, 17 + 5 * i % 300, 40] for i in range(8)]
     base, of_merged, of_both = [[said(llama, prompt) for prompt in prompts] for llama in (server(out), server(merged), server(out, alone))]
     same = sum(a == b for a, b in zip(of_merged, of_both))
-    # A merge rounds to the type of the file, which turns near-ties. The Gemmas of these weights repeat one token, whatever the prompt.
+    # A merge rounds to the type of the file. The Gemmas of these weights repeat one token, whatever the prompt.
     changed = base != of_both or len(set(base + of_both)) == 1
-    assert changed and 2 * same >= len(prompts), f"{case}: {of_both} with the adapter, {of_merged} merged, {base} without"
+    assert changed and same >= len(prompts) - 2, f"{case}: {of_both} with the adapter, {of_merged} merged, {base} without"
     return f", an adapter after {same} of {len(prompts)} prompts as merged"
 
 

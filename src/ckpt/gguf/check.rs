@@ -158,8 +158,18 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
 
 /// llama.cpp reads no width of heads: together they are as wide as the model.
 fn has_narrow_heads(arch: Arch) -> bool {
-    let two = matches!(arch, Arch::Olmo2 | Arch::Olmo3 | Arch::Qwen2 | Arch::Qwen2Moe | Arch::Starcoder2);
-    two || matches!(arch, Arch::Cohere2 | Arch::Granite | Arch::Phi3 | Arch::Exaone4)
+    matches!(
+        arch,
+        Arch::Olmo2
+            | Arch::Olmo3
+            | Arch::Qwen2
+            | Arch::Qwen2Moe
+            | Arch::Starcoder2
+            | Arch::Cohere2
+            | Arch::Granite
+            | Arch::Phi3
+            | Arch::Exaone4
+    )
 }
 
 fn unusual_attention(spec: &Spec) -> Option<String> {

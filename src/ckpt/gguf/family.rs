@@ -36,8 +36,20 @@ pub fn is_gemma(arch: Arch) -> bool {
 
 /// transformers' class has a width of heads, whether or not the config gives one.
 pub fn says_head_dim(arch: Arch) -> bool {
-    let own = matches!(arch, Arch::Llama | Arch::Mistral | Arch::Ministral3 | Arch::Qwen3 | Arch::SeedOss | Arch::Glm4);
-    own || is_gemma(arch) || is_qwen35(arch) || matches!(arch, Arch::Gemma4 | Arch::Cohere2 | Arch::Ernie45)
+    is_gemma(arch)
+        || is_qwen35(arch)
+        || matches!(
+            arch,
+            Arch::Llama
+                | Arch::Mistral
+                | Arch::Ministral3
+                | Arch::Qwen3
+                | Arch::SeedOss
+                | Arch::Glm4
+                | Arch::Gemma4
+                | Arch::Cohere2
+                | Arch::Ernie45
+        )
 }
 
 /// Its files say which layers have a window.
@@ -52,7 +64,7 @@ pub struct GgufFactors {
 }
 
 impl GgufFactors {
-    pub const LLAMA3: &str = "rope_freqs.weight";
+    pub const FREQS: &str = "rope_freqs.weight";
 
     /// The factors of a model like `spec`.
     pub fn of(spec: &Spec) -> Vec<GgufFactors> {
@@ -60,7 +72,7 @@ impl GgufFactors {
         let singles = |values: &[f64]| values.iter().map(|x| *x as f32).collect();
         match &rope.scaling {
             Scaling::Llama3 { .. } => {
-                vec![GgufFactors { name: GgufFactors::LLAMA3, values: factors(rope, spec.head_dim) }]
+                vec![GgufFactors { name: GgufFactors::FREQS, values: factors(rope, spec.head_dim) }]
             }
             Scaling::Long { short, long, .. } => vec![
                 GgufFactors { name: "rope_factors_long.weight", values: singles(long) },
@@ -71,7 +83,7 @@ impl GgufFactors {
                 let dim = spec.global_heads.map_or(spec.head_dim, |heads| heads.head_dim);
                 let turned = (dim as f64 * part / 2.0) as usize;
                 let values = (0..dim / 2).map(|i| if i < turned { 1.0 } else { 1e30 }).collect();
-                vec![GgufFactors { name: GgufFactors::LLAMA3, values }]
+                vec![GgufFactors { name: GgufFactors::FREQS, values }]
             }
             _ => Vec::new(),
         }

@@ -4,8 +4,6 @@ use crate::base::Result;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// No token has a score of its own: merges have an order.
-pub const SCORE: f32 = -1000.0;
 /// Tokens that llama.cpp always shows, so that its parser of chats can read them.
 const SHOWN: [&str; 7] =
     ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];

@@ -195,11 +195,11 @@ impl GgufModel {
 
     /// Divisors of the rotary frequencies; empty if the model has none.
     fn divisors(&self) -> Result<Vec<f32>> {
-        let Some(place) = self.keys.tensors.get(GgufFactors::LLAMA3) else { return Ok(Vec::new()) };
+        let Some(place) = self.keys.tensors.get(GgufFactors::FREQS) else { return Ok(Vec::new()) };
         let (path, file) = &self.files[place.file];
         let len: usize = place.shape.iter().product();
         if len > 1 << 16 {
-            return Err(Error::in_file(path, format!("tensor {} has {len} elements", GgufFactors::LLAMA3)));
+            return Err(Error::in_file(path, format!("tensor {} has {len} elements", GgufFactors::FREQS)));
         }
         let mut values = vec![0.0; len];
         let coding = GgufCoding::plain(place.code);
@@ -217,7 +217,7 @@ impl GgufModel {
         let mut unused: BTreeMap<&str, usize> =
             self.keys.tensors.iter().map(|(name, place)| (&name[..], place.file)).collect();
         // A reward model starts without the head.
-        for name in [GgufFactors::LLAMA3, "output.weight"] {
+        for name in [GgufFactors::FREQS, "output.weight"] {
             unused.remove(name);
         }
         for want in wanted {

@@ -54,6 +54,7 @@ pub fn put(
     let wide = config.get("intermediate_size").and_then(Value::as_u64).map(|n| n as usize);
     let wide = if spec.experts.is_some() { wide } else { Some(spec.ff) };
     let global = spec.global_heads.unwrap_or(HeadSizes { head_dim: spec.head_dim, kv_heads: spec.kv_heads });
+    let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
     let each = |of: &dyn Fn(usize) -> usize| (0..spec.layers).map(|i| of(i) as i32).collect::<Vec<i32>>();
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
         match wide {
@@ -106,7 +107,6 @@ pub fn put(
     }
     if says_windows(spec.arch) && spec.window > 0 {
         put("attention.sliding_window", KeyValue::U32(spec.window));
-        let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
         put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
     }
     match spec.arch {
@@ -119,7 +119,6 @@ pub fn put(
             put("vocab_size", KeyValue::U32(spec.vocab));
             put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps)));
         }
-        Arch::Qwen35 => qwen35(&mut put, spec, config),
         Arch::Ministral3 => {
             for (key, name) in [
                 ("rope.scaling.yarn_log_multiplier", "mscale_all_dim"),
@@ -137,7 +136,6 @@ pub fn put(
             put("attention.sliding_window", KeyValue::U32(spec.window));
             put("attention.shared_kv_layers", KeyValue::U32(spec.shared_kv));
             put("embedding_length_per_layer_input", KeyValue::U32(spec.layer_inputs));
-            let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
             put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
             put("attention.key_length_swa", KeyValue::U32(spec.head_dim));
             put("attention.value_length_swa", KeyValue::U32(spec.head_dim));
@@ -179,7 +177,7 @@ pub fn put(
             }
             put("attention.sliding_window", KeyValue::U32(spec.window));
         }
-        Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen35Moe => {
+        Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen35 | Arch::Qwen35Moe => {
             let experts = spec.experts.as_ref();
             for (key, width) in [
                 ("expert_feed_forward_length", experts.map_or(0, |experts| experts.ff)),
@@ -189,9 +187,7 @@ pub fn put(
                     put(key, KeyValue::U32(width));
                 }
             }
-            if spec.arch == Arch::Qwen35Moe {
-                qwen35(&mut put, spec, config);
-            }
+            delta(&mut put, spec, config);
         }
         _ => {}
     }
@@ -206,8 +202,8 @@ fn sections(config: &Map<String, Value>) -> Option<[i32; 4]> {
     Some(sections)
 }
 
-/// The gated delta nets of Qwen 3.5, and its rotation.
-fn qwen35(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
+/// The gated delta nets of Qwen 3.5, and its rotation; nothing for models without them.
+fn delta(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
     let Some(Recurrence::Delta(net)) = &spec.recurrence else { return };
     for (key, size) in [
         ("ssm.conv_kernel", net.taps),

@@ -6,7 +6,7 @@ use super::header::TENSOR_ALIGN;
 use super::order::GgufOrder;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Layout, Segment, Spec};
+use crate::nn::{Arch, Layout, Segment, SlicePart, Spec, sliced};
 use std::collections::HashMap;
 
 /// `--gguf-type`: the type of matrices. Other tensors are f32.
@@ -215,11 +215,9 @@ impl GgufName {
     }
     /// Files are sorted by names in Hugging Face files; all experts of a block by their matrices.
     pub fn order(&self, source: &str) -> (String, String, Option<usize>) {
-        let block = self.expert.and_then(|_| source.split_once(".experts."));
-        let matrix = |rest: &str| match rest.split_once('[') {
-            Some((matrix, _)) => matrix.to_string(),
-            None => rest.split_once('.').map_or("", |(_, matrix)| matrix).to_string(),
-        };
+        let whole = sliced(source).map_or(source, |(whole, ..)| whole);
+        let block = self.expert.and_then(|_| whole.split_once(".experts."));
+        let matrix = |rest: &str| rest.split_once('.').map_or(rest, |(_, matrix)| matrix).to_string();
         block.map_or((source.into(), String::new(), None), |(block, rest)| {
             (format!("{block}.experts."), matrix(rest), self.expert)
         })
@@ -230,8 +228,13 @@ impl GgufName {
         let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
         let within = source.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let block = within.map_or(String::new(), |(i, _)| format!("blk.{i}."));
-        if let Some((kind, parts)) = within.and_then(|(_, name)| name.strip_prefix("experts.")?.split_once('[')) {
-            return GgufName::stacked(&block, kind, parts.trim_end_matches(']')).ok_or_else(unknown);
+        if let Some((whole, place, part)) = within.and_then(|(_, name)| sliced(name.strip_prefix("experts.")?)) {
+            let name = match (whole, part) {
+                ("down_proj", SlicePart::Whole) => "ffn_down_exps",
+                ("gate_up_proj", SlicePart::Rows) => "ffn_gate_up_exps",
+                _ => return Err(unknown()),
+            };
+            return Ok(GgufName { name: format!("{block}{name}.weight"), expert: Some(place), parts: part.count() });
         }
         if let Some((_, known)) = WHOLE.iter().find(|(name, _)| source.ends_with(name)) {
             return Ok(GgufName::new(format!("{block}{known}")));
@@ -298,17 +301,5 @@ impl GgufName {
             _ => return Err(unknown()),
         };
         Ok(GgufName::new(format!("{block}{known}.{suffix}")))
-    }
-    /// A tensor that Hugging Face files have for all experts of a block, too: of `down_proj`, part `3` is that of
-    /// expert 3; of `gate_up_proj`, `3.0` is its gate and `3.1` its up.
-    fn stacked(block: &str, kind: &str, part: &str) -> Option<GgufName> {
-        let (name, expert, parts) = match (kind, part.split_once('.')) {
-            ("down_proj", None) => ("ffn_down_exps", part.parse().ok()?, 1),
-            ("gate_up_proj", Some((expert, half))) => {
-                ("ffn_gate_up_exps", 2 * expert.parse::<usize>().ok()? + half.parse::<usize>().ok()?, 2)
-            }
-            _ => return None,
-        };
-        Some(GgufName { name: format!("{block}{name}.weight"), expert: Some(expert), parts })
     }
 }

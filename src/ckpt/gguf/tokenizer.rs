@@ -32,7 +32,7 @@ pub fn put(
             let vocabulary = gemma4::vocabulary(&files, spec.vocab)?;
             keys.put("tokenizer.ggml.model", KeyValue::Text("gemma4"));
             keys.put("tokenizer.ggml.tokens", KeyValue::Texts(&vocabulary.tokens));
-            keys.put("tokenizer.ggml.scores", KeyValue::F32s(&vec![gemma4::SCORE; spec.vocab]));
+            keys.put("tokenizer.ggml.scores", KeyValue::F32s(&vec![sentencepiece::ADDED; spec.vocab]));
             keys.put("tokenizer.ggml.token_type", KeyValue::I32s(&vocabulary.kinds));
             keys.put("tokenizer.ggml.merges", KeyValue::Texts(&merges(&files.json["model"])?));
             SpecialTokens::new(&files, config, None)
@@ -67,17 +67,18 @@ pub fn put(
     };
     special.of_family(spec.arch, &files, config, generation);
     special.put(keys);
-    if llama && spec.vocab == 49152 {
-        keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(false)); // of SmolLM, as the converter has it
-    }
-    if gemma || spec.arch == Arch::Gemma4 {
-        keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(false));
-    }
-    if spec.arch == Arch::Gemma4 {
-        keys.put("tokenizer.ggml.add_bos_token", KeyValue::Bool(true));
-    }
-    if let Some(prefix) = prefix.filter(|_| spec.arch == Arch::Ernie45) {
-        keys.put("tokenizer.ggml.add_space_prefix", KeyValue::Bool(prefix));
+    // What the converter has of a family, whatever the files say.
+    let (prefix, begins) = match spec.arch {
+        Arch::Gemma4 => (Some(false), Some(true)),
+        Arch::Ernie45 => (prefix, None),
+        _ if gemma => (Some(false), None),
+        _ if llama && spec.vocab == 49152 => (None, Some(false)), // SmolLM
+        _ => (None, None),
+    };
+    for (key, value) in [("add_space_prefix", prefix), ("add_bos_token", begins)] {
+        if let Some(value) = value {
+            keys.put(&format!("tokenizer.ggml.{key}"), KeyValue::Bool(value));
+        }
     }
     Ok(())
 }

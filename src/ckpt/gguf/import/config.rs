@@ -169,7 +169,7 @@ fn scaling(keys: &ModelKeys, divisors: &[f32], base: f64) -> Result<Option<Value
     if !divisors.is_empty() {
         return match kind {
             "none" => llama3(divisors, base).map(Some),
-            _ => Err(Error::input(format!("has {}, and rope.scaling.type {}", GgufFactors::LLAMA3, quote(kind)))),
+            _ => Err(Error::input(format!("has {}, and rope.scaling.type {}", GgufFactors::FREQS, quote(kind)))),
         };
     }
     match kind {
@@ -215,7 +215,7 @@ fn llama3(divisors: &[f32], theta: f64) -> Result<Value> {
         divisors.iter().zip(factors(&rope, 2 * divisors.len())).all(near)
     };
     let original = originals().find(fits).ok_or_else(|| {
-        Error::input(format!("{} scales rotary positions in a way that Llama 3 models do not", GgufFactors::LLAMA3))
+        Error::input(format!("{} scales rotary positions in a way that Llama 3 models do not", GgufFactors::FREQS))
     })?;
     Ok(json!({
         "rope_type": "llama3",
