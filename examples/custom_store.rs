@@ -65,9 +65,6 @@ impl ParamStore for LayerByLayer {
 
 /// Called by the engine and the optimizer.
 impl Store for LayerByLayer {
-    fn name(&self) -> &'static str {
-        "layer by layer"
-    }
     fn units(&self) -> usize {
         self.layers.len()
     }

@@ -5,6 +5,7 @@ pub mod error; // Error, Result
 mod hex; // bytes as text
 mod quote; // untrusted text in messages
 mod reduce; // sums and maxima
+mod split_file; // names of parts of files
 pub mod columns; // words in lines
 pub mod dtype; // element types
 pub mod dynamic8; // 8-bit blocks
@@ -25,3 +26,4 @@ pub use hex::hex;
 pub use meter::Meter;
 pub use quote::{on_terminal, printable, quote};
 pub use reduce::Reduce;
+pub use split_file::split_name;

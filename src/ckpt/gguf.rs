@@ -9,6 +9,7 @@ mod check; // what llama.cpp does not compute
 mod codes; // elements of files of others
 pub(super) mod coding; // tensors of files of others
 mod family; // what llama.cpp knows of each family
+mod family_keys; // keys of each family
 mod file; // keys and tensors of files of others
 mod gemma4; // the vocabulary of Gemma 4
 mod header; // keys and tensors, as bytes
@@ -17,6 +18,7 @@ mod keys; // keys of a model
 pub(super) mod links; // which files such a directory stands for
 mod model; // names and shapes of a model
 mod order; // where a file has rows and columns
+mod parts; // tensors that a file has in two, or transposed
 mod quant; // elements
 mod sentencepiece; // tokenizer.model
 mod special; // special tokens and the chat template
@@ -35,7 +37,6 @@ use super::checkpointer::Checkpointer;
 use super::companions::Companions;
 use super::dirs;
 use super::disk::{self, CHUNK};
-use super::elements::storable;
 use super::layout::runs;
 use super::publish::SavedCheckpoint;
 use super::room::reserve;
@@ -44,7 +45,7 @@ use crate::base::{Error, Result, open, quote};
 use crate::nn::{Arch, Layout, Segment, Spec};
 use crate::store::{self, Store};
 use header::{GgufEntry, GgufKeys, header, is_gguf};
-use model::{GgufTensors, padded};
+use model::{GgufTensor, GgufTensors, padded};
 use quant::GgmlType;
 use safetensors::Dtype;
 use serde_json::Value;
@@ -52,6 +53,9 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::time::Instant;
+
+/// Elements that are read at a time of models that have matrices to transpose: 64 MiB.
+const TURNED: usize = 16 << 20;
 
 /// An error unless `file` is new, or a GGUF file and `overwrite` is set.
 pub fn check_file(file: &Path, overwrite: bool) -> Result<()> {
@@ -83,13 +87,15 @@ pub fn beginning(
     let tensors = GgufTensors::new(spec, layouts, kind)?;
     let bad = |what| Error::op("save-gguf", format!("{}: {what}", super::hf::FILE));
     let config = super::hf::map(companions.config(spec, Dtype::F32).as_bytes()).map_err(bad)?;
+    let kind_of = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     if super::hf::is_tower(&config)
         && !matches!(spec.arch, Arch::Gemma3 | Arch::Gemma4 | Arch::Qwen35 | Arch::Qwen35Moe | Arch::Ministral3)
+        && kind_of != "qwen3_vl"
     {
         return Err(Error::input(format!(
             "`save_gguf`: the export of a {} model is not supported: of vision-language models, only Gemma 3 and 4, Qwen \
-             3.5 and Ministral 3 can be exported. `save_hf` DIR exports this model",
-            quote(config.get("model_type").and_then(Value::as_str).unwrap_or_default())
+             3 VL and 3.5 and Ministral 3 can be exported. `save_hf` DIR exports this model",
+            quote(kind_of)
         )));
     }
     let config = super::hf::flat(&config);
@@ -130,10 +136,12 @@ impl Checkpointer {
         let nonce = dirs::nonce();
         let mut held = None;
         let made = match self.exchange.rank() {
-            0 => place().and_then(|_| self.room_for_gguf(file, &unfinished(nonce), kind, &tensors)).and_then(|start| {
-                held = Some(dirs::hold(&unfinished(nonce))?);
-                Ok(vec![nonce, start])
-            }),
+            0 => place()
+                .and_then(|_| self.room_for_gguf((file, &target), &unfinished(nonce), kind, &tensors))
+                .and_then(|start| {
+                    held = Some(dirs::hold(&unfinished(nonce))?);
+                    Ok(vec![nonce, start])
+                }),
             _ => Ok(vec![0; 2]),
         };
         let made = self.exchange.share(&*self.dev, "make room for the GGUF file", made, 2)?;
@@ -158,11 +166,17 @@ impl Checkpointer {
 
     /// Makes the file under a temporary name, at its full length, with its beginning. Returns the offset of the first
     /// tensor.
-    fn room_for_gguf(&self, file: &Path, path: &Path, kind: GgufType, tensors: &GgufTensors) -> Result<u64> {
+    fn room_for_gguf(
+        &self,
+        (file, target): (&Path, &Path),
+        path: &Path,
+        kind: GgufType,
+        tensors: &GgufTensors,
+    ) -> Result<u64> {
         let (beginning, start) = beginning(file, &self.spec, &self.layouts, kind, &self.companions)?;
         let parent = disk::parent(path);
         self.disk.make_dirs(parent)?;
-        dirs::sweep_unfinished(file)?;
+        dirs::sweep_unfinished(target)?;
         let bytes = start + tensors.bytes;
         reserve(&self.disk, path, &beginning, bytes, bytes).inspect_err(|_| drop(fs::remove_file(path)))?;
         Ok(start)
@@ -171,21 +185,20 @@ impl Checkpointer {
     /// Writes and syncs this rank's part of all tensors.
     fn write_gguf(&self, path: &Path, start: u64, tensors: &GgufTensors, store: &mut dyn Store) -> Result<()> {
         let (file, share) = (open_made(&self.disk, path)?, self.share(store));
-        let (mut chunk, mut rounded, mut scratch) = (vec![0f32; CHUNK / 4], Vec::new(), Vec::new());
+        let (mut rounded, mut scratch) = (Vec::new(), Vec::new());
+        // Rows of a transposed matrix that are read together are written together.
+        let most = if tensors.list.iter().any(GgufTensor::is_turned) { TURNED } else { CHUNK / 4 };
+        let mut chunk = vec![0f32; most];
         let mut put = |segment: &Segment, at: usize, values: &mut [f32]| -> Result<()> {
-            let Some(tensor) = tensors.find(&segment.name) else { return Ok(()) };
-            for (part, place) in segment.stretches(at..at + values.len()) {
-                let values = &mut values[part.start - at..part.end - at];
-                storable(&segment.name, values, tensor.form.name(), tensor.form.most())?;
-                let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
-                tensor.place(place, values, &mut scratch, &mut put)?;
-            }
-            Ok(())
+            let stretches = segment.stretches(at..at + values.len());
+            let stretches: Vec<_> = stretches.map(|(part, place)| (part.start - at..part.end - at, place)).collect();
+            let mut put = |bytes: &[u8], offset| file.write_at(bytes, start + offset);
+            tensors.place(&segment.name, &stretches, values, &mut scratch, &mut put)
         };
         store.for_each_shard(&mut |shard| {
             let stored = runs(shard.layout, shard.start, shard.master.len(), share);
-            for run in stored.filter(|run| tensors.find(&run.segment.name).is_some()) {
-                for (range, at) in run.chunks(CHUNK / 4) {
+            for run in stored.filter(|run| tensors.has(&run.segment.name)) {
+                for (range, at) in run.chunks(most) {
                     let values = &mut chunk[..range.len()];
                     store::values(&*self.dev, shard.master.as_view().slice(range), &mut rounded, values)?;
                     if let Some(merging) = &self.merging {

@@ -96,6 +96,13 @@ pub(crate) fn map(text: &[u8]) -> std::result::Result<Map<String, Value>, String
     json_object(text).map(|(map, _)| map).map_err(|what| quote(what).to_string())
 }
 
+/// The keys of the config in `dir`.
+pub(super) fn map_in(dir: &Path) -> Result<Map<String, Value>> {
+    let path = dir.join(FILE);
+    let text = open::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    map(&text).map_err(|what| Error::in_file(&path, what))
+}
+
 /// The text of a config, with such numbers as they were.
 pub(super) fn text(map: &Map<String, Value>) -> String {
     /// Marks them in what a JSON writer sees.

@@ -62,6 +62,9 @@ pub fn check_export(dir: &Path, run: Option<&str>, overwrite: bool) -> Result<()
         Err(Error::input(what))
     };
     let list = match fs::read_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound && dir.is_symlink() => {
+            return refuse("is a link to what does not exist");
+        }
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         list => list.and_then(|list| list.collect::<std::io::Result<Vec<_>>>()),
     };

@@ -19,30 +19,31 @@ const POLL: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(5);
 
 /// The result of `work`, which runs in local rank 0. If it fails, the others get [`Error::Reported`]. They wait as long
-/// as it takes, but at most `limit` for its process to start.
+/// as it takes, but at most `limit` for its process to start. `what` tells calls of one run apart.
 pub fn once_per_host<T: Serialize + DeserializeOwned>(
     env: &RankEnv,
+    what: &str,
     limit: Duration,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     match env.local_rank {
         _ if env.local_world < 2 => work(),
-        0 => give(env, work),
-        _ => receive(env, limit),
+        0 => give(env, what, work),
+        _ => receive(env, what, limit),
     }
 }
 
-fn address(env: &RankEnv) -> std::io::Result<SocketAddr> {
+fn address(env: &RankEnv, what: &str) -> std::io::Result<SocketAddr> {
     let uid = rustix::process::getuid().as_raw();
     let RankEnv { run_id, master_addr, master_port, world, host, .. } = env;
     let job = format!("{run_id} {master_addr} {master_port} {world} {host}");
-    let name = format!("flatshard-{uid}-{:016x}-files", xxhash_rust::xxh3::xxh3_64(job.as_bytes()));
+    let name = format!("flatshard-{uid}-{:016x}-{what}", xxhash_rust::xxh3::xxh3_64(job.as_bytes()));
     SocketAddr::from_abstract_name(name.as_bytes())
 }
 
-fn give<T: Serialize>(env: &RankEnv, work: impl FnOnce() -> Result<T>) -> Result<T> {
+fn give<T: Serialize>(env: &RankEnv, what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let failed = |e: std::io::Error| Error::input(format!("local rank 0 cannot answer the host's other ranks: {e}"));
-    let listener = address(env).and_then(|address| UnixListener::bind_addr(&address)).map_err(failed)?;
+    let listener = address(env, what).and_then(|address| UnixListener::bind_addr(&address)).map_err(failed)?;
     let others = env.local_world - 1;
     let result = work();
     let text = serde_json::to_vec(&result.as_ref().ok()).map_err(|e| Error::op("handover", e.to_string()))?;
@@ -70,10 +71,10 @@ fn answer(listener: &UnixListener, others: usize, text: &[u8], until: Option<Ins
     }
 }
 
-fn receive<T: DeserializeOwned>(env: &RankEnv, limit: Duration) -> Result<T> {
+fn receive<T: DeserializeOwned>(env: &RankEnv, what: &str, limit: Duration) -> Result<T> {
     let since = Instant::now();
     let mut stream = loop {
-        match address(env).and_then(|address| UnixStream::connect_addr(&address)) {
+        match address(env, what).and_then(|address| UnixStream::connect_addr(&address)) {
             Ok(stream) if is_own(&stream) => break stream,
             _ if since.elapsed() < limit => sleep(POLL),
             _ => {
@@ -108,7 +109,7 @@ mod tests {
     fn one_rank_works_and_all_have_its_result_or_none() {
         for (port, fails) in [(17, false), (18, true)] {
             let work = |rank: usize| {
-                once_per_host(&here(rank, 3, port), Duration::from_secs(60), || match (rank, fails) {
+                once_per_host(&here(rank, 3, port), "test", Duration::from_secs(60), || match (rank, fails) {
                     (0, true) => Err(Error::input("no such model")),
                     _ => Ok(format!("by {rank}")),
                 })

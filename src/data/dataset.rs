@@ -220,6 +220,9 @@ impl Dataset {
         let report = Report::sum(what, parts.iter().map(|part| &part.report)).ok_or_else(nothing)?;
         let (mut hash, mut sources, mut first) = (Xxh3::new(), Vec::new(), 0);
         let (max_len, kind) = (parts[0].max_len, parts[0].kind);
+        if parts.iter().any(|part| part.max_len != max_len) {
+            return Err(Error::op("mix", "parts were opened with different lengths"));
+        }
         let largest = parts.iter().map(|part| part.largest).max().unwrap_or(0);
         for part in parts {
             hash.update(format!("{:016x} {}\n", part.fingerprint, part.report.rows).as_bytes());
@@ -281,7 +284,8 @@ impl Dataset {
         };
         self.sources.iter().filter_map(of).max().unwrap_or(0)
     }
-    /// Lowers the maximum tokens of a sequence to `max_len`, which none exceeds. Text keeps its length.
+    /// Lowers the maximum tokens of a sequence to `max_len`, which none exceeds: text has the length that it was opened
+    /// with.
     pub fn shrink(&mut self, max_len: usize) {
         self.max_len = max_len;
         let reports = self.sources.iter_mut().map(|source| &mut source.report).chain([&mut self.report]);

@@ -241,14 +241,14 @@ impl Loader {
         let LoaderOptions { passes, .. } = self.options;
         Epochs { rows: self.rows_per_epoch(), global_batch: self.options.global_batch(), passes: passes as u64 }
     }
-    /// Optimizer steps from here until `position` samples are consumed, in all their passes.
-    pub fn steps_until(&mut self, position: u64) -> u64 {
+    /// Optimizer steps from here until `position` samples are consumed, in all their passes, but at most `most`.
+    pub fn steps_until(&mut self, position: u64, most: u64) -> u64 {
         let mut steps = 0;
         if !self.options.packing {
             let once = position.saturating_sub(self.position).div_ceil(self.options.global_batch());
-            return once * self.options.passes as u64;
+            return once.saturating_mul(self.options.passes as u64).min(most);
         }
-        while self.position < position {
+        while self.position < position && steps < most {
             self.take_packed();
             steps += 1;
         }

@@ -50,7 +50,7 @@ pub(super) fn sweep(dir: &Path, limit: u64) {
     }
 }
 
-/// Removes the file unless a process has it locked. Returns whether it was locked.
+/// Removes the file unless a process has it locked. Returns whether it was removed.
 fn remove_unused(path: &Path) -> bool {
     let Ok(file) = File::options().read(true).write(true).open(path) else { return false };
     let free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, path);

@@ -10,7 +10,6 @@ pub mod ops;
 mod interface;
 // Epilogues of products, as separate passes.
 pub mod epilogue;
-// Attention over pages, as separate passes.
 // Products in FP8, computed in bf16.
 pub mod fp8;
 // Pages in place before they are used.

@@ -118,6 +118,64 @@ struct Live {
     spare: Vec<TextPlace>,
 }
 
+/// What is asked of a sampler, besides the prompts.
+struct SampleRequest<'a> {
+    /// Maximum tokens of a text.
+    count: usize,
+    sampling: &'a Sampling,
+    /// Gets each new token, and returns whether the text continues.
+    next: &'a mut dyn FnMut(&Sampled) -> bool,
+    /// There is one text: what is cached of it stays for the next.
+    alone: bool,
+}
+
+/// A text's rows in a pass.
+struct LiveRows {
+    /// Its index among the live texts.
+    live: usize,
+    first: usize,
+    count: usize,
+    /// Tokens before them that are cached.
+    past: usize,
+}
+
+/// The rows of a pass.
+#[derive(Default)]
+struct PassRows {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    of_texts: Vec<LiveRows>,
+    /// Rows whose next tokens are drawn, and for which of a live text's samples.
+    wanted: Vec<usize>,
+    drawn_for: Vec<(usize, usize)>,
+}
+
+impl PassRows {
+    /// As many rows of `live` as there is room for: `most`. Positions of models with another rotation for texts longer
+    /// than `original` say which it is.
+    fn new(live: &[Live], most: usize, original: Option<usize>) -> PassRows {
+        let mut pass = PassRows::default();
+        for (i, of) in live.iter().enumerate() {
+            let (first, left) = (pass.tokens.len(), of.tokens.len() - of.cached);
+            let count = left.min(most - first);
+            if count == 0 {
+                break;
+            }
+            let end = of.cached + count;
+            pass.tokens.extend_from_slice(&of.tokens[of.cached..end]);
+            let long = original.is_some_and(|original| of.tokens.len() > original);
+            let position = |at: usize| if original.is_some() { 2 * at + usize::from(long) } else { at } as u32;
+            pass.positions.extend((of.cached..end).map(position));
+            pass.of_texts.push(LiveRows { live: i, first, count, past: of.cached });
+            if end == of.tokens.len() {
+                pass.wanted.extend(of.texts.iter().map(|_| first + count - 1));
+                pass.drawn_for.extend((0..of.texts.len()).map(|text| (i, text)));
+            }
+        }
+        pass
+    }
+}
+
 /// Which pages and slots are in use.
 struct Pages {
     free: Vec<u32>,
@@ -248,6 +306,7 @@ impl Sampler {
         if !alone {
             self.forget();
         }
+        let mut asked = SampleRequest { count, sampling, next, alone };
         let mut waiting: VecDeque<(usize, &Prompt, usize)> = prompts.iter().map(|&(i, p)| (i, p, 0)).collect();
         let (mut live, mut done): (Vec<Live>, Vec<SampledText>) = (Vec::new(), Vec::new());
         loop {
@@ -270,7 +329,7 @@ impl Sampler {
             if !self.anyone(dev, works)? {
                 break;
             }
-            self.pass((dev, &mut *store), &mut live, count, sampling, next, &mut done, alone)?;
+            self.pass((dev, &mut *store), &mut live, &mut asked, &mut done)?;
         }
         done.sort_by_key(|text| (text.prompt, text.sample));
         Ok(done)
@@ -331,79 +390,68 @@ impl Sampler {
     }
 
     /// One pass over all texts. Finished ones move to `done`.
-    #[allow(clippy::too_many_arguments)] // what a pass reads, and where its results go
     fn pass(
         &mut self,
         (dev, store): (&dyn Device, &mut dyn ParamStore),
         live: &mut Vec<Live>,
-        count: usize,
-        sampling: &Sampling,
-        next: &mut dyn FnMut(&Sampled) -> bool,
+        asked: &mut SampleRequest,
         done: &mut Vec<SampledText>,
-        alone: bool,
     ) -> Result<()> {
-        let Sampler {
-            decoder, workspace, size, tokens: of_tokens, positions: of_positions, nothing, pages, kept, ..
-        } = self;
-        let original = decoder.spec().long_from();
         // Texts that are being written first: the head multiplies their rows together.
         live.sort_by_key(|of| of.tokens.len() - of.cached > 1);
-        let (mut tokens, mut positions, mut runs) = (Vec::new(), Vec::new(), Vec::new());
-        // Rows whose next tokens are drawn, and for which texts.
-        let (mut wanted, mut drawn_for) = (Vec::new(), Vec::new());
-        for (i, of) in live.iter().enumerate() {
-            let (first, left) = (tokens.len(), of.tokens.len() - of.cached);
-            let rows = left.min(size.rows - first);
-            if rows == 0 {
-                break;
-            }
-            let end = of.cached + rows;
-            tokens.extend_from_slice(&of.tokens[of.cached..end]);
-            let long = original.is_some_and(|original| of.tokens.len() > original);
-            let position = |at: usize| if original.is_some() { 2 * at + usize::from(long) } else { at } as u32;
-            positions.extend((of.cached..end).map(position));
-            runs.push((first, rows, of.cached, i));
-            if end == of.tokens.len() {
-                wanted.extend(of.texts.iter().map(|_| first + rows - 1));
-                drawn_for.extend((0..of.texts.len()).map(|text| (i, text)));
-            }
-        }
+        let mut rows = PassRows::new(live, self.size.rows, self.decoder.spec().long_from());
         let spare = [0];
-        let of_run = |&(first, rows, past, i): &(usize, usize, usize, usize)| {
+        let of_text = |&LiveRows { live: i, first, count, past }: &LiveRows| {
             let TextPlace { pages, slot } = &live[i].place;
-            PagedRows { first, rows, past, pages, slot: *slot }
+            PagedRows { first, rows: count, past, pages, slot: *slot }
         };
-        let mut paged: Vec<PagedRows> = runs.iter().map(of_run).collect();
-        if tokens.is_empty() {
+        let mut paged: Vec<PagedRows> = rows.of_texts.iter().map(of_text).collect();
+        if rows.tokens.is_empty() {
             // Another rank has work left, and needs this one's weights.
-            (tokens, positions) = (vec![0], vec![0]);
+            rows.tokens.push(0);
+            rows.positions.push(0);
             paged.push(PagedRows { first: 0, rows: 1, past: 0, pages: &spare, slot: 0 });
         }
-        let n = tokens.len();
-        dev.upload(bytemuck::cast_slice(&tokens), of_tokens.view_mut().slice(0..n))?;
-        dev.upload(bytemuck::cast_slice(&positions), of_positions.view_mut().slice(0..n))?;
-        let [targets, none] = &*nothing;
+        let n = rows.tokens.len();
+        dev.upload(bytemuck::cast_slice(&rows.tokens), self.tokens.view_mut().slice(0..n))?;
+        dev.upload(bytemuck::cast_slice(&rows.positions), self.positions.view_mut().slice(0..n))?;
+        let [targets, none] = &self.nothing;
         let batch = Batch {
-            tokens: of_tokens.view().slice(0..n),
+            tokens: self.tokens.view().slice(0..n),
             targets: targets.view(),
-            positions: of_positions.view().slice(0..n),
+            positions: self.positions.view().slice(0..n),
             cu_seqlens: none.view(),
             documents: none.view(),
             rows: None,
             padding: 0,
             labeled: None,
         };
-        let mut drawn = Vec::with_capacity(wanted.len());
+        let mut drawn = Vec::with_capacity(rows.wanted.len());
+        let sampling = asked.sampling;
         let draw = |at: usize, logits: &[f32]| {
-            let (i, text) = drawn_for[at];
+            let (i, text) = rows.drawn_for[at];
             let SampledText { sample, ids, .. } = &live[i].texts[text];
             pick(logits, sampling, sampling.uniform(live[i].id, *sample as u64, ids.len() as u64))
         };
-        decoder.go_on(dev, store, &batch, workspace, (&paged, &wanted), &draw, &mut drawn)?;
+        self.decoder.go_on(dev, store, &batch, &mut self.workspace, (&paged, &rows.wanted), &draw, &mut drawn)?;
         drop(paged);
-        for &(_, rows, _, i) in &runs {
-            live[i].cached += rows;
+        for of in &rows.of_texts {
+            live[of.live].cached += of.count;
         }
+        self.advance(dev, live, drawn, asked, done)
+    }
+
+    /// Gives texts whose tokens are all cached the next ones of `drawn`, and their samples places of their own.
+    fn advance(
+        &mut self,
+        dev: &dyn Device,
+        live: &mut Vec<Live>,
+        drawn: Vec<(u32, f32)>,
+        asked: &mut SampleRequest,
+        done: &mut Vec<SampledText>,
+    ) -> Result<()> {
+        let Sampler { decoder, workspace, size, pages, kept, .. } = self;
+        let original = decoder.spec().long_from();
         let mut drawn = drawn.into_iter();
         for of in std::mem::take(live) {
             if of.cached < of.tokens.len() {
@@ -428,14 +476,13 @@ impl Sampler {
                 text.logprobs.push(logprob);
                 let mut tokens = of.tokens.clone();
                 tokens.push(token);
-                text.ended = !next(&Sampled { prompt: text.prompt, sample: text.sample, ids: &text.ids });
-                if text.ended || text.ids.len() == count || tokens.len() >= size.longest {
-                    match alone {
-                        true => {
-                            tokens.truncate(of.cached);
-                            *kept = Some((tokens, place));
-                        }
-                        false => pages.vacate(place),
+                text.ended = !(asked.next)(&Sampled { prompt: text.prompt, sample: text.sample, ids: &text.ids });
+                if text.ended || text.ids.len() == asked.count || tokens.len() >= size.longest {
+                    if asked.alone {
+                        tokens.truncate(of.cached);
+                        *kept = Some((tokens, place));
+                    } else {
+                        pages.vacate(place);
                     }
                     done.push(text);
                     continue;

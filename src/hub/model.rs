@@ -1,6 +1,6 @@
 //! Which files of a repository make a model, or an adapter. Never downloads one.
 use super::cache::RepoFile;
-use crate::base::quote;
+use crate::base::{quote, split_name};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -33,16 +33,8 @@ pub(super) fn described(files: &[RepoFile]) -> Vec<String> {
 
 /// A GGUF file, with all others that its model was split into: NAME-00001-of-00003.gguf and so on.
 pub(super) fn parts(files: &[RepoFile], path: &str) -> Vec<String> {
-    let split = || {
-        let (stem, of) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-        let (stem, index) = stem.rsplit_once('-')?;
-        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-        (digits(index) && digits(of)).then(|| (format!("{stem}-"), format!("-of-{of}.gguf")))
-    };
-    let all = split().map(|(start, end)| {
-        let is_part = |file: &&RepoFile| {
-            file.path.len() == path.len() && file.path.starts_with(&start) && file.path.ends_with(&end)
-        };
+    let all = split_name(path).map(|of_path| {
+        let is_part = |file: &&RepoFile| split_name(&file.path) == Some(of_path);
         files.iter().filter(is_part).map(|file| file.path.clone()).collect::<Vec<_>>()
     });
     all.filter(|all| !all.is_empty()).unwrap_or_else(|| vec![path.to_string()])

@@ -222,27 +222,18 @@ impl Decoder {
         let w = store.acquire(ROOT, Pass::Forward)?;
         let x = stream[self.spec.layers].rows(rows);
         let whole = all_rows(&cx);
-        let (sums, scales) = (loss.rows_mut(1), Some(micro.loss_scale));
+        let of_tokens =
+            LossSums { scales: Some(micro.loss_scale), ..LossSums::new(LossRows::Sequences(&whole), loss.rows_mut(1)) };
         let losses = match minimized {
-            Minimized::Tokens => {
-                LossSums { rows: LossRows::Sequences(&whole), sums, scales, entropies: None, teacher: None }
-            }
-            Minimized::Taught(teacher) => {
-                LossSums { rows: LossRows::Sequences(&whole), sums, scales, entropies: None, teacher: Some(teacher) }
-            }
+            Minimized::Tokens => of_tokens,
+            Minimized::Taught(teacher) => LossSums { teacher: Some(teacher), ..of_tokens },
             Minimized::Sequences(sequences) => {
                 let SequenceBuffers { rows, sums, entropies, .. } = sequences.buffers();
-                self.root.loss(
-                    &cx,
-                    w,
-                    x,
-                    scratch,
-                    LossSums { rows, sums, scales: None, entropies, teacher: None },
-                    None,
-                )?;
+                let measured = LossSums { entropies, ..LossSums::new(rows, sums) };
+                self.root.loss(&cx, w, x, scratch, measured, None)?;
                 sequences.weigh(dev)?;
                 let SequenceBuffers { rows, sums, weights, .. } = sequences.buffers();
-                LossSums { rows, sums, scales: Some(weights), entropies: None, teacher: None }
+                LossSums { scales: Some(weights), ..LossSums::new(rows, sums) }
             }
         };
         let (w, grads) = store.grads(ROOT)?;
@@ -326,16 +317,10 @@ impl Decoder {
         let x = stream[self.spec.layers % stream.len()].rows(cx.rows());
         let whole = all_rows(&cx);
         let losses = match sequences {
-            None => LossSums {
-                rows: LossRows::Sequences(&whole),
-                sums: loss.rows_mut(1),
-                scales: None,
-                entropies: None,
-                teacher: None,
-            },
+            None => LossSums::new(LossRows::Sequences(&whole), loss.rows_mut(1)),
             Some(scored) => {
                 let SequenceBuffers { rows, sums, .. } = scored.loss.buffers();
-                LossSums { rows, sums, scales: None, entropies: None, teacher: None }
+                LossSums::new(rows, sums)
             }
         };
         self.root.loss(&cx, w, x, scratch, losses, None)?;

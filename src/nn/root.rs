@@ -91,6 +91,13 @@ pub struct LossSums<'a> {
     pub teacher: Option<&'a mut dyn Teacher>,
 }
 
+impl<'a> LossSums<'a> {
+    /// Sums without gradients.
+    pub fn new(rows: LossRows<'a>, sums: ViewMut<'a>) -> LossSums<'a> {
+        LossSums { rows, sums, entropies: None, scales: None, teacher: None }
+    }
+}
+
 /// Scratch of the head and the loss.
 struct HeadScratch<'a> {
     logits: &'a mut Tensor,

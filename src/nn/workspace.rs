@@ -1,6 +1,6 @@
 //! Every buffer of a pass besides weights and gradients, allocated once. Never grows.
 //!
-//! [`Workspace::planned`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
+//! [`Workspace::plan`] sums a table of shapes, and [`Workspace::allocate`] allocates that table's tensors.
 use super::cache::{CacheSize, KvCache};
 use super::core::CorePlan;
 use super::latent_buffers::{LatentSaved, LatentScratch};

@@ -149,11 +149,14 @@ fn alone(mut s: Settings, launched: Option<&RankEnv>) -> Result<()> {
         let (Some(adapter), Some(file)) = (s.lora.merge.clone(), s.checkpoint.save_gguf.clone()) else {
             return Err(Error::input("--export of an adapter needs a place for it: add --save-gguf FILE"));
         };
+        let Some(base) = s.model.pretrain.clone() else {
+            return Err(Error::input("--export of an adapter needs its base model: add --pretrain MODEL"));
+        };
         check::outputs(&s)?;
         let kind = save::gguf_type(&s.checkpoint);
         let model = ModelPlan::without_data(&mut s)?;
         let decoder = Decoder::new(model.spec.clone())?;
-        let bytes = ckpt::gguf::save_adapter(&adapter, &model.spec, decoder.layouts(), kind, &file)?;
+        let bytes = ckpt::gguf::save_adapter([&adapter, &base], &model.spec, decoder.layouts(), kind, &file)?;
         Ok((file, bytes))
     };
     let (file, bytes) = write().map_err(Error::before_start)?;

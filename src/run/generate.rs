@@ -39,10 +39,16 @@ const STDIN: &str = "-";
 /// Prints the model's continuation of `prompt` on standard output.
 pub fn main(settings: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<()> {
     let piped = if prompt == STDIN { Some(piped(launched)?) } else { None };
-    let prompt = piped.as_deref().unwrap_or(prompt);
-    let job = RankJob::Generate(Box::new(settings.clone()), prompt.to_string());
+    // What is piped is a text, though a file may have its name.
+    let is_file = piped.is_none() && prompts::is_file(prompt);
+    asked(settings, launched, piped.as_deref().unwrap_or(prompt), is_file)
+}
+
+/// The same of a prompt that is a text, or names a file.
+pub fn asked(settings: Settings, launched: Option<&RankEnv>, prompt: &str, is_file: bool) -> Result<()> {
+    let job = RankJob::Generate { settings: Box::new(settings.clone()), prompt: prompt.to_string(), is_file };
     let watch = settings.watch.clone();
-    let request = Request::new(settings, launched, prompt)?;
+    let request = Request::new(settings, launched, prompt, is_file)?;
     if launched.is_none_or(|env| env.rank == 0 && env.parent_pid.is_none()) {
         RunLog::open(&watch, launched)?.notes(&request.model.settings.notes);
     }
@@ -87,10 +93,9 @@ struct Request {
 }
 
 impl Request {
-    fn new(s: Settings, launched: Option<&RankEnv>, prompt: &str) -> Result<Request> {
+    fn new(s: Settings, launched: Option<&RankEnv>, prompt: &str, is_file: bool) -> Result<Request> {
         let mut model = TextModel::new(s, launched)?;
         let samples = set(&model.settings.generate.group_size, "generate.group_size")?;
-        let is_file = prompts::is_file(prompt);
         let format = data::format(&model.settings.data, &model.tokenizer)?;
         // As in training, an answer of a chat ends with its turn.
         let chat = format.chat.as_ref().filter(|_| is_file);

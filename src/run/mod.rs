@@ -82,7 +82,7 @@ fn start(page: &HelpPage, strategy: StrategyName, launched: Option<&RankEnv>, re
         return match RankJob::receive()? {
             RankJob::Train(settled) => one(&Plan::inherit(*settled).map_err(Error::before_start)?, Some(env)),
             RankJob::Convert(settings) => convert::main(*settings, Some(env)),
-            RankJob::Generate(settings, prompt) => generate::main(*settings, Some(env), &prompt),
+            RankJob::Generate { settings, prompt, is_file } => generate::asked(*settings, Some(env), &prompt, is_file),
         };
     }
     let words = match read(args::words()?)? {

@@ -25,10 +25,10 @@ pub fn names(runs: &mut [Settings], flags: &ModelSettings, files: &Files, launch
     runs.iter_mut().try_for_each(of_directories)?;
     runs.iter_mut().try_for_each(base_of_adapter)?;
     if runs.iter().any(|s| may_need(s, files)) {
-        from_hub(runs, files, launched)?;
+        from_hub(runs, files, "files", launched)?;
         runs.iter_mut().try_for_each(base_of_adapter)?; // that has been downloaded
         if runs.iter().any(|s| s.lora.is_alone && may_need(s, files)) {
-            from_hub(runs, files, launched)?; // its base model's shapes
+            from_hub(runs, files, "base", launched)?; // its base model's shapes
         }
     }
     for s in runs {
@@ -230,13 +230,13 @@ fn from_disk(s: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-fn from_hub(runs: &mut [Settings], files: &Files, launched: Option<&RankEnv>) -> Result<()> {
+fn from_hub(runs: &mut [Settings], files: &Files, what: &str, launched: Option<&RankEnv>) -> Result<()> {
     let (first, work) = (runs[0].clone(), || resolved(runs, files));
     let found: Vec<(HubNames, Vec<String>)> = match launched {
         None => work()?,
         Some(env) => {
             let limit = Duration::from_secs_f64(set(&first.faults.init_timeout, "faults.init_timeout")?);
-            once_per_host(env, limit, work)?
+            once_per_host(env, what, limit, work)?
         }
     };
     for (s, (names, notes)) in runs.iter_mut().zip(found) {

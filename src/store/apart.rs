@@ -81,9 +81,6 @@ impl ParamStore for Apart {
 }
 
 impl Store for Apart {
-    fn name(&self) -> &'static str {
-        self.dense.name()
-    }
     fn units(&self) -> usize {
         self.dense.units() + self.experts.units()
     }

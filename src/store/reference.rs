@@ -307,9 +307,6 @@ impl ParamStore for Reference {
 }
 
 impl Store for Reference {
-    fn name(&self) -> &'static str {
-        "fsdp (reference)"
-    }
     /// Each tensor counts as a unit.
     fn units(&self) -> usize {
         self.tensors.iter().map(Vec::len).sum()

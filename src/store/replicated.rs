@@ -185,9 +185,6 @@ impl ParamStore for Replicated {
 }
 
 impl Store for Replicated {
-    fn name(&self) -> &'static str {
-        "ddp"
-    }
     fn units(&self) -> usize {
         self.flat.units.len()
     }

@@ -261,9 +261,6 @@ impl ParamStore for Sharded {
 }
 
 impl Store for Sharded {
-    fn name(&self) -> &'static str {
-        if self.options.reshard { "fsdp (full shard)" } else { "fsdp (shard grad op)" }
-    }
     fn units(&self) -> usize {
         self.units.flat.units.len()
     }

@@ -71,7 +71,6 @@ pub trait Strategy: Send + Sync {
 
 /// Owns the parameters. Every call visits shards in the same order.
 pub trait Store: ParamStore {
-    fn name(&self) -> &'static str;
     fn units(&self) -> usize;
     /// Whether every rank of the group owns everything (DDP). Norms are then not summed over ranks, and only one rank
     /// writes.

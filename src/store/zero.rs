@@ -251,13 +251,6 @@ impl ParamStore for Zero {
 }
 
 impl Store for Zero {
-    fn name(&self) -> &'static str {
-        match self.options.stage {
-            Stage::One => "zero (stage 1)",
-            Stage::Two => "zero (stage 2)",
-            Stage::Three => "zero (stage 3)",
-        }
-    }
     fn units(&self) -> usize {
         self.units.flat.units.len()
     }

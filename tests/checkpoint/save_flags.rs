@@ -255,6 +255,9 @@ fn an_export_replaces_only_its_own_runs_model_unless_overwriting() {
         no(&[&args[..], &["--overwrite"]].concat(), &says);
     }
     no(&["--ckpt-dir", &ckpt, "--save-hf", &ckpt], &["is the directory of --ckpt-dir"]);
+    let dangling = dir.arg("dangling");
+    std::os::unix::fs::symlink(dir.path("nowhere"), &dangling).unwrap();
+    no(&["--save-hf", &dangling], &["dangling", "is a link to what does not exist"]);
     // A model of another run; of a third party.
     fs::create_dir(&other).unwrap();
     for name in ["config.json", "model.safetensors"] {

@@ -79,9 +79,9 @@ fn what_cannot_be_merged_is_refused_before_anything_is_written() {
         copy
     };
     for (key, value, why) in [
-        ("init_lora_weights", json!("pissa"), "`init_lora_weights` is \\\"pissa\\\": such an adapter belongs to"),
+        ("init_lora_weights", json!("pissa"), "\\\"init_lora_weights\\\" is \\\"pissa\\\": such an adapter belongs to"),
         ("use_dora", json!(true), "has no lora_magnitude_vector for"),
-        ("invented", json!(3), "`invented` is 3: unknown key"),
+        ("invented", json!(3), "\\\"invented\\\" is 3: unknown key"),
         ("rank_pattern", json!({}), "for this model and rank 3 it must be [3, 8]"),
     ] {
         let text = refused(dir.path(), "qwen2", &copied("patterns", &|config| config[key] = value.clone()));

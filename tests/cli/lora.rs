@@ -189,10 +189,10 @@ fn an_adapter_is_trained_on() {
     assert!(text.contains("--lora-rank 8") && text.contains("has 4: remove the flag"), "{text}");
     let dora = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/dora");
     let text = refused(&dir, &base(), &["--lora-adapter", dora.to_str().unwrap()]);
-    assert!(text.contains("`use_dora` is set; such adapters are not trained on"), "{text}");
+    assert!(text.contains("\"use_dora\" is set; such adapters are not trained on"), "{text}");
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/whole");
     let text = refused(&dir, &base(), &["--lora-adapter", whole.to_str().unwrap()]);
-    assert!(text.contains("`lora_bias` is set; such adapters are not trained on"), "{text}");
+    assert!(text.contains("\"lora_bias\" is set; such adapters are not trained on"), "{text}");
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn loader(data: &Arc<Dataset>, grad_accum: usize, rank: (usize, usize), packing:
 fn packs(data: &Arc<Dataset>, packing: bool) -> usize {
     let mut loader = loader(data, 1, (0, 1), packing);
     let rows = loader.rows_per_epoch();
-    loader.steps_until(rows) as usize
+    loader.steps_until(rows, u64::MAX) as usize
 }
 
 /// One epoch as one step, every pair once.

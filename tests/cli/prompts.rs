@@ -59,6 +59,19 @@ fn texts_of_a_file_are_those_of_each_prompt_alone() {
     assert_eq!(cut, format!("{}\n", text.split(&stop).next().unwrap()));
 }
 
+/// What is piped is the text, though a file has its name.
+#[test]
+fn a_piped_prompt_is_no_name() {
+    let dir = model();
+    let mut command = unlaunched(FSDP);
+    let words = "--pretrain model --generate - --max-new-tokens 4 --seed 4";
+    command.current_dir(dir.path("")).args(words.split_whitespace());
+    let mut run = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    run.stdin.take().unwrap().write_all(b"text.txt\n").unwrap();
+    let ended = Run(run).end();
+    assert!(ended.status.success() && ended.stderr.contains("4 tokens"), "{}", ended.stderr);
+}
+
 /// The room of each prompt, whatever others there are; and of a chat, what ends a turn ends the text.
 #[test]
 fn texts_end_by_their_own_prompts() {

@@ -67,7 +67,7 @@ pub fn loader(
 fn sequences(data: &Arc<Dataset>, packing: bool) -> usize {
     let mut loader = loader(data, 1, 1, (0, 1), packing);
     let rows = loader.rows_per_epoch();
-    loader.steps_until(rows) as usize
+    loader.steps_until(rows, u64::MAX) as usize
 }
 
 /// One epoch as one step, every row once. Returns its report, the weights after it, and the number of samples.

@@ -231,7 +231,19 @@ fn no_key_of_a_stage_is_silently_ignored() {
     }
 }
 
-/// Only the last stage exports, and an export that it may not write ends the run before the first one starts.
+/// The model of a command that trains nothing is the one that it names.
+#[test]
+fn a_stage_keeps_the_model_of_what_trains_nothing() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained/llama");
+    let job = Job::new("training_stages:\n  first: {run: {max_steps: 1}}\n  last: {run: {max_steps: 1}}\n");
+    let words = "--config run.yaml --stage last --ckpt-dir ck --export --save-hf out --pretrain";
+    let mut export = unlaunched(FSDP);
+    export.current_dir(job.dir.path()).args(words.split(' ')).arg(model);
+    let Output { status, stderr, .. } = export.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    assert!(job.dir.path().join("out/model.safetensors").exists());
+}
+
 /// A stage after the first is a fine-tune too: it starts from weights, although it names no model.
 #[test]
 fn later_stages_of_a_fine_tune_have_its_defaults() {
@@ -253,6 +265,7 @@ fn later_stages_of_a_fine_tune_have_its_defaults() {
     }
 }
 
+/// Only the last stage exports, and an export that it may not write ends the run before the first one starts.
 #[test]
 fn an_invalid_export_is_refused_before_the_first_stage() {
     let job = Job::new(STAGES);

@@ -57,6 +57,23 @@ fn a_fine_tune_has_its_own_defaults_and_names_them() {
     assert!(text.contains("longer rows cut at 80 tokens"), "{text}");
 }
 
+/// One length for all of it.
+#[test]
+fn text_is_mixed_with_rows_or_evaluated_next_to_them() {
+    let dir = model();
+    chats(&dir, "chats.jsonl", 20);
+    let tune = "--pretrain model --apply-chat-template --no-sample --no-measure-peak --max-steps 2";
+    for data in [
+        "--dataset chats.jsonl:0.5 notes.txt:0.5",
+        "--dataset notes.txt:0.5 chats.jsonl:0.5",
+        "--dataset chats.jsonl --eval-dataset notes.txt",
+        "--dataset notes.txt --eval-dataset chats.jsonl",
+    ] {
+        let (code, text) = run(&dir, &format!("{tune} {data}"));
+        assert!(code == 0 && !text.contains("rows cut"), "{data}: {text}");
+    }
+}
+
 #[test]
 fn a_learning_rate_far_from_the_tables_is_said_and_recorded() {
     let dir = model();

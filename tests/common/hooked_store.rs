@@ -26,9 +26,6 @@ impl ParamStore for HookedStore {
     }
 }
 impl Store for HookedStore {
-    fn name(&self) -> &'static str {
-        self.store.name()
-    }
     fn units(&self) -> usize {
         self.store.units()
     }

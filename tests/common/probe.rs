@@ -79,9 +79,6 @@ impl ParamStore for WatchedStore {
 }
 
 impl Store for WatchedStore {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
     fn units(&self) -> usize {
         self.inner.units()
     }

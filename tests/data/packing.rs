@@ -55,8 +55,9 @@ fn an_epoch_of_packed_samples_has_each_row_once_and_little_waste() {
     let options = packed(4, 2, 0, 1);
     let mut loader = Loader::new(data.clone(), options).unwrap();
     let epoch = loader.rows_per_epoch();
-    let steps = loader.steps_until(epoch);
+    let steps = loader.steps_until(epoch, u64::MAX);
     let counts = |steps| steps_of(&data, 4, 2, 1, 0, steps).iter().map(Vec::len).sum::<usize>() as u64;
+    assert_eq!(Loader::new(data.clone(), packed(4, 2, 0, 1)).unwrap().steps_until(u64::MAX, 3), 3);
     assert!(counts(steps as usize - 1) < epoch && epoch <= counts(steps as usize));
     let mut loader = Loader::new(data.clone(), packed(4, 2, 0, 1)).unwrap();
     let (mut tokens, mut all) = (0, Vec::new());

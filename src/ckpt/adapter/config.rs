@@ -146,7 +146,7 @@ pub fn read(dir: &Path) -> Result<AdapterConfig> {
 }
 
 fn parse(config: &Map<String, Value>) -> std::result::Result<AdapterConfig, String> {
-    let found = |key: &str| format!("`{key}` is {}", quote(config.get(key).unwrap_or(&Value::Null)));
+    let found = |key: &str| format!("\"{key}\" is {}", quote(config.get(key).unwrap_or(&Value::Null)));
     if config.get("peft_type").is_none_or(|kind| kind != "LORA") {
         let name = config.get("peft_type").and_then(Value::as_str).unwrap_or_default();
         let instead = match name {
@@ -256,10 +256,10 @@ fn initial(value: &Value) -> std::result::Result<(), String> {
         "pissa" | "olora" | "loftq" => MERGE,
         "corda" | "lora_ga" => CONVERT,
         fast if fast.starts_with("pissa_niter_") => CONVERT,
-        _ => return Err(format!("`init_lora_weights` is {}, which is unknown: {MERGE}", quote(value))),
+        _ => return Err(format!("\"init_lora_weights\" is {}, which is unknown: {MERGE}", quote(value))),
     };
     Err(format!(
-        "`init_lora_weights` is {}: such an adapter belongs to a base model that PEFT changed before training, and not \
+        "\"init_lora_weights\" is {}: such an adapter belongs to a base model that PEFT changed before training, and not \
          to the original one. To use it, {instead}",
         quote(value)
     ))
@@ -270,15 +270,15 @@ fn patterns(config: &Map<String, Value>, key: &str) -> std::result::Result<Vec<(
     let map = match config.get(key) {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
-        Some(other) => return Err(format!("`{key}` is {}; it must be an object of numbers", quote(other))),
+        Some(other) => return Err(format!("\"{key}\" is {}; it must be an object of numbers", quote(other))),
     };
     let read = |(pattern, value): (&String, &Value)| {
         let number = value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
         let number = number.ok_or_else(|| {
-            format!("`{key}` has {} for \"{}\"; it must be a number above 0", quote(value), quote(pattern))
+            format!("\"{key}\" has {} for \"{}\"; it must be a number above 0", quote(value), quote(pattern))
         })?;
         let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|_| {
-            format!("`{key}` has \"{}\", which is not a pattern that is supported: {MERGE}", quote(pattern))
+            format!("\"{key}\" has \"{}\", which is not a pattern that is supported: {MERGE}", quote(pattern))
         })?;
         Ok((regex, number))
     };
@@ -297,7 +297,7 @@ impl AdapterConfig {
         ];
         if let Some(key) = other.into_iter().flatten().next() {
             let what = format!(
-                "`{key}` is set; such adapters are not trained on. Merge this one, and train a new one on the model that results"
+                "\"{key}\" is set; such adapters are not trained on. Merge this one, and train a new one on the model that results"
             );
             return Err(Error::in_file(&dir.join(FILE), what));
         }
@@ -406,7 +406,7 @@ mod tests {
             ("strange", json!(1)),
         ] {
             let error = with(key, value.clone()).unwrap_err();
-            assert!(error.contains(&format!("`{key}`")), "{key}: {value}: {error}");
+            assert!(error.contains(&format!("\"{key}\"")), "{key}: {value}: {error}");
         }
     }
 

@@ -4,11 +4,14 @@ use super::super::adapter::LowRank;
 use super::super::dirs;
 use super::super::disk::{self, Disk};
 use super::super::elements::storable;
+use super::super::hf;
 use super::super::merging::Merging;
+use super::check::ignores_adapters;
 use super::family::architecture;
 use super::header::{GgufEntry, GgufKeys, KeyValue, header};
 use super::model::{GgufName, GgufType, padded};
 use super::order::GgufOrder;
+use super::parts::GgufPart;
 use super::quant::GgmlType;
 use crate::base::{Error, Result};
 use crate::nn::{Layout, Spec};
@@ -22,12 +25,19 @@ struct Factor {
     form: GgmlType,
 }
 
-/// Writes the adapter in `dir`, which is of a model like `spec`, to `file`, in f32 unless `kind` is given. Returns its
-/// size. [`super::check_file`] says what `file` may be.
-pub fn save_adapter(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>, file: &Path) -> Result<u64> {
+/// Writes the adapter in `dir`, which is of the model like `spec` in `base`, to `file`, in f32 unless `kind` is given.
+/// Returns its size. [`super::check_file`] says what `file` may be.
+pub fn save_adapter(
+    [dir, base]: [&Path; 2],
+    spec: &Spec,
+    layouts: &[Layout],
+    kind: Option<GgufType>,
+    file: &Path,
+) -> Result<u64> {
+    let config = hf::flat(&hf::map_in(base)?);
     let (alpha, factors) = factors(dir, spec, layouts, kind)?;
     let mut keys = GgufKeys::default();
-    keys.put("general.architecture", KeyValue::Text(architecture(spec.arch)));
+    keys.put("general.architecture", KeyValue::Text(architecture(spec.arch, &config)));
     keys.put("general.type", KeyValue::Text("adapter"));
     keys.put("adapter.type", KeyValue::Text("lora"));
     keys.put("general.name", KeyValue::Text(&file.file_stem().unwrap_or_default().to_string_lossy()));
@@ -68,11 +78,19 @@ fn factors(dir: &Path, spec: &Spec, layouts: &[Layout], kind: Option<GgufType>) 
     }
     let mut products = Vec::with_capacity(merging.products.len());
     for (source, product) in &merging.products {
-        match () {
-            _ if product.magnitude.is_some() => return Err(refuse(format!("has DoRA's norms of {source}"))),
-            _ if source.ends_with(".bias") => return Err(refuse(format!("changes {source}"))),
-            _ => products.push((source, GgufName::of(spec, source)?, product)),
-        }
+        let what = if product.magnitude.is_some() {
+            format!("has DoRA's norms of {source}")
+        } else if source.ends_with(".bias") {
+            format!("changes {source}")
+        } else if ignores_adapters(spec, source) {
+            format!("changes {source}, to which llama.cpp applies no adapter")
+        } else if !GgufPart::of(spec, source).is_empty() {
+            format!("changes {source}, which files have transposed or as two tensors")
+        } else {
+            products.push((source, GgufName::of(spec, source)?, product));
+            continue;
+        };
+        return Err(refuse(what));
     }
     let alpha = products.first().map_or(0.0, |(.., first)| first.alpha());
     products.sort_by_key(|(source, name, _)| name.order(source));

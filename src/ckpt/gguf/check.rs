@@ -1,11 +1,12 @@
 //! The models that llama.cpp does not compute as transformers does, or cannot load: they are refused by name. Never
 //! names a tensor.
-use super::family::{attention_interval, is_gemma, is_llama, is_qwen35};
+use super::family::{attention_interval, is_deepseek, is_gemma, is_llama};
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Recurrence, Scaling, Spec};
+use crate::device::ops::RotaryPairs;
+use crate::nn::{Arch, Recurrence, Rotary, Scaling, Spec};
 
 /// The families whose converter is followed, and GPT-2, which is refused for its positions.
-const EXPORTED: [Arch; 29] = [
+const EXPORTED: [Arch; 34] = [
     Arch::Llama,
     Arch::Mistral,
     Arch::Mixtral,
@@ -35,10 +36,15 @@ const EXPORTED: [Arch; 29] = [
     Arch::HunyuanDense,
     Arch::Lfm2Moe,
     Arch::Gemma4,
+    Arch::GptOss,
+    Arch::DeepseekV2,
+    Arch::DeepseekV3,
+    Arch::Glm4MoeLite,
+    Arch::Qwen3Next,
 ];
 const NAMES: &str = "Llama, Ministral 3, Mixtral, OLMo 2 and 3, OLMoE, Qwen 2, 3 and 3.5 with their mixtures, Gemma 2 to 4, \
                      SmolLM 3, Granite, Phi 3 and 4, Seed-OSS, EXAONE 4, StarCoder 2, LFM 2 with its mixture, GLM 4, \
-                     Cohere 2, ERNIE 4.5, Hunyuan";
+                     GLM 4.7 Flash, DeepSeek V2 and V3, Qwen3-Next, gpt-oss, Cohere 2, ERNIE 4.5, Hunyuan";
 
 /// An error if llama.cpp does not compute what this model computes, or its converter's bytes are not known.
 pub fn check(spec: &Spec) -> Result<()> {
@@ -57,14 +63,30 @@ pub fn check(spec: &Spec) -> Result<()> {
     })
 }
 
-/// What llama.cpp leaves out of a model that it runs: the window of all layers.
+/// What llama.cpp leaves out of a model that it runs: the window of all layers, or the exact bounds of YaRN.
 pub fn left_out(spec: &Spec) -> Option<String> {
+    let (name, window) = (spec.arch.name(), spec.window);
+    match &spec.rope {
+        _ if reads_no_window(spec) => Some(format!(
+            "llama.cpp reads no sliding window of {name}: it computes the same up to {window} tokens, and sees all of longer texts"
+        )),
+        Some(Rotary { scaling: Scaling::Yarn { truncate: false, .. }, .. }) => Some(format!(
+            "llama.cpp rounds the bounds of YaRN, and {name} has truncate: false: the rotations of some pairs differ a little"
+        )),
+        _ => None,
+    }
+}
+
+/// All layers have a window, which llama.cpp does not read.
+fn reads_no_window(spec: &Spec) -> bool {
     let all = (0..spec.layers).all(|i| spec.window_of(i) > 0) && !sees_all(spec);
-    let reads_none = matches!(spec.arch, Arch::Mistral | Arch::Mixtral | Arch::Phi3 | Arch::Starcoder2);
-    (all && reads_none).then(|| {
-        let (name, window) = (spec.arch.name(), spec.window);
-        format!("llama.cpp reads no sliding window of {name}: it computes the same up to {window} tokens, and sees all of longer texts")
-    })
+    all && matches!(spec.arch, Arch::Mistral | Arch::Mixtral | Arch::Phi3 | Arch::Starcoder2)
+}
+
+/// llama.cpp multiplies by this weight without a look at adapters.
+pub fn ignores_adapters(spec: &Spec, source: &str) -> bool {
+    let of_latent = source.contains(".self_attn.") && !source.contains(".o_proj.");
+    is_deepseek(spec.arch) && (of_latent || source.starts_with("lm_head."))
 }
 
 /// Its windows are as long as its texts.
@@ -80,18 +102,38 @@ fn is_fourth(layer: usize) -> bool {
 fn unusual_mixture(spec: &Spec) -> Option<String> {
     let (experts, name) = (spec.experts.as_ref()?, spec.arch.name());
     // Files have no key for it: llama.cpp knows it of each family.
-    let normalizes =
-        matches!(spec.arch, Arch::Mixtral | Arch::Qwen3Moe | Arch::Qwen35Moe | Arch::Lfm2Moe | Arch::Gemma4);
-    // Scores are sigmoids with a bias of the choice, and the first blocks are dense.
-    let (scored, dense) = (spec.arch == Arch::Lfm2Moe, &experts.dense);
+    let normalizes = matches!(
+        spec.arch,
+        Arch::Mixtral
+            | Arch::Qwen3Moe
+            | Arch::Qwen35Moe
+            | Arch::Qwen3Next
+            | Arch::Lfm2Moe
+            | Arch::Gemma4
+            | Arch::GptOss
+    );
+    let deepseek = is_deepseek(spec.arch);
+    // The first blocks may be dense.
+    let (leads, dense) = (deepseek || spec.arch == Arch::Lfm2Moe, &experts.dense);
     let first = dense.iter().enumerate().all(|(i, block)| *block == i);
-    let rule = experts.rule.is_some_and(|rule| rule.sigmoid && rule.biased && rule.groups <= 1 && rule.scale == 1.0);
+    let rule = match (spec.arch, experts.rule) {
+        // Scores are sigmoids with a bias of the choice.
+        (Arch::Lfm2Moe, Some(rule)) => rule.sigmoid && rule.biased && rule.groups <= 1 && rule.scale == 1.0,
+        // A group's score is that of its best two experts.
+        (Arch::DeepseekV2, Some(rule)) => rule.groups <= 1,
+        (Arch::DeepseekV3 | Arch::Glm4MoeLite, Some(_)) => true,
+        (Arch::Lfm2Moe | Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite, None) => false,
+        (_, rule) => rule.is_none(),
+    };
+    let clamp = experts.clamp.is_some_and(|clamp| (clamp.alpha, clamp.limit) != (1.702, 7.0));
     // Its norms are over all queries and all keys, which have one width in llama.cpp.
     let narrow = || [spec.heads, spec.kv_heads].iter().any(|n| n * spec.head_dim != spec.dim);
     match () {
-        _ if !(dense.is_empty() || scored && first) => Some(format!("dense layers in {name}")),
-        _ if experts.rule.is_some() != scored || scored && !rule => Some(format!("this choice of experts in {name}")),
-        _ if experts.normalize != normalizes => Some(format!("norm_topk_prob: {} in {name}", !normalizes)),
+        _ if !(dense.is_empty() || leads && first) => Some(format!("dense layers in {name}")),
+        _ if !rule => Some(format!("this choice of experts in {name}")),
+        _ if deepseek && experts.shared_ff == 0 => Some(format!("a {name} model without shared experts")),
+        _ if clamp => Some(format!("another swiglu_limit than 7 in {name}")),
+        _ if !deepseek && experts.normalize != normalizes => Some(format!("norm_topk_prob: {} in {name}", !normalizes)),
         _ if spec.arch == Arch::Olmoe && narrow() => Some("keys that are narrower than the model in olmoe".into()),
         _ => None,
     }
@@ -121,7 +163,14 @@ fn unusual_rotation(spec: &Spec) -> Option<String> {
         Scaling::Llama3 { .. } if !is_llama(spec.arch) && spec.arch != Arch::Exaone4 => {
             Some(format!("Llama 3's scaling in a {name} model"))
         }
-        Scaling::Yarn { truncate: false, .. } => Some("YaRN with truncate: false".into()),
+        // Its converter and llama.cpp round all the same.
+        Scaling::Yarn { truncate: false, .. } if spec.arch != Arch::GptOss => Some("YaRN with truncate: false".into()),
+        Scaling::Yarn { attention, beta_fast, beta_slow, .. } if is_deepseek(spec.arch) => {
+            let usual = (attention - 1.0).abs() < 1e-6 && (*beta_fast, *beta_slow) == (32.0, 1.0);
+            (!usual).then(|| {
+                format!("YaRN in {name} whose `mscale` is not its `mscale_all_dim`, or with other betas than 32 and 1")
+            })
+        }
         scaling if spec.arch == Arch::Ministral3 => {
             let grown = spec.query_growth.filter(|growth| growth.beta > 0.0 && !growth.unrotated);
             match (scaling, grown) {
@@ -172,22 +221,30 @@ fn has_narrow_heads(arch: Arch) -> bool {
     )
 }
 
+/// llama.cpp knows a model like DeepSeek's without a latent of queries by its size.
+fn is_lite(spec: &Spec) -> bool {
+    matches!(spec.layers, 26 | 27) || (spec.layers, spec.vocab) == (48, 128_256)
+}
+
 fn unusual_attention(spec: &Spec) -> Option<String> {
     let (gemma, name) = (is_gemma(spec.arch), spec.arch.name());
     // Whatever the file says, EXAONE 4 has windows in the 32 B model alone.
     let exaone = spec.arch == Arch::Exaone4 && (spec.layers, spec.window) == (64, 4096);
     // In Gemma 2 every other layer sees its window only, in Gemma 3 five of six.
     let every = if spec.arch == Arch::Gemma2 { 2 } else { 6 };
-    let windows =
-        |i: usize| gemma && !(i + 1).is_multiple_of(every) || (exaone || spec.arch == Arch::Cohere2) && !is_fourth(i);
+    let windows = |i: usize| match spec.arch {
+        _ if gemma => !(i + 1).is_multiple_of(every),
+        Arch::GptOss => i.is_multiple_of(2),
+        _ => (exaone || spec.arch == Arch::Cohere2) && !is_fourth(i),
+    };
     let largest = if spec.arch == Arch::Gemma2 { 46 } else { 62 };
     let scalar = if gemma && spec.layers == largest { spec.dim / spec.heads } else { spec.head_dim };
     let reads_qkv = matches!(spec.arch, Arch::Qwen2 | Arch::Qwen2Moe | Arch::SeedOss | Arch::Glm4);
-    let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2);
+    let reads_all = matches!(spec.arch, Arch::Llama | Arch::Mistral | Arch::Granite | Arch::Starcoder2 | Arch::GptOss);
     let biased = spec.out_bias || spec.mlp_bias || spec.qkv_bias && !reads_qkv;
     match () {
         _ if spec.qkv_clip.is_some() => Some(format!("clip_qkv in {name}")),
-        _ if left_out(spec).is_none()
+        _ if !reads_no_window(spec)
             && !sees_all(spec)
             && !matches!(spec.arch, Arch::Olmo3 | Arch::Gemma4)
             && (0..spec.layers).any(|i| (spec.window_of(i) > 0) != windows(i)) =>
@@ -202,11 +259,22 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
         _ if matches!(spec.arch, Arch::Gemma2 | Arch::Cohere2 | Arch::Lfm2Moe) && !spec.tied => {
             Some(format!("{name} with a head of its own"))
         }
-        _ if matches!(spec.arch, Arch::Olmo2 | Arch::Olmo3 | Arch::Olmoe | Arch::Qwen2Moe) && spec.tied => {
+        _ if matches!(spec.arch, Arch::Olmo2 | Arch::Olmo3 | Arch::Olmoe | Arch::Qwen2Moe | Arch::GptOss)
+            && spec.tied =>
+        {
             Some(format!("{name} without a head of its own"))
         }
         _ if biased && !reads_all => Some(format!("these biases in a {name} model")),
-        _ if is_qwen35(spec.arch) && attention_interval(spec).is_none() => {
+        _ if spec.arch == Arch::GptOss && !(spec.qkv_bias && spec.out_bias) => {
+            Some("a gpt_oss model without biases of attention".into())
+        }
+        _ if is_deepseek(spec.arch) && spec.rotary_pairs != RotaryPairs::Adjacent => {
+            Some(format!("rope_interleave: false in {name}"))
+        }
+        _ if spec.latent.is_some_and(|latent| (latent.q_rank == 0) != is_lite(spec)) => {
+            Some(format!("queries from this latent in a {name} model of {} layers", spec.layers))
+        }
+        _ if matches!(spec.recurrence, Some(Recurrence::Delta(_))) && attention_interval(spec).is_none() => {
             Some(format!("attention in irregular layers of {name}"))
         }
         _ if matches!(&spec.recurrence, Some(Recurrence::Delta(net)) if net.shape.key_dim != net.shape.value_dim) => {
@@ -225,7 +293,8 @@ fn unusual_attention(spec: &Spec) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::{Experts, Rotary};
+    use crate::device::ops::{GluClamp, RouteRule};
+    use crate::nn::{Experts, Latent};
 
     #[test]
     fn families_that_cannot_be_exported_are_named() {
@@ -323,6 +392,63 @@ mod tests {
             (Spec { window: 8, windowed: vec![true; 2], ..of(Arch::Phi3, 2, usual) }, "this rotary scaling in a phi3"),
             (smollm(&[]), "than every fourth in a smollm3"),
             (Spec { out_bias: true, ..of(Arch::SeedOss, 2, usual) }, "these biases in a seed_oss"),
+        ] {
+            let refused = check(&spec).unwrap_err().to_string();
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+
+    /// llama.cpp has DeepSeek's parts in one way, and gpt-oss's.
+    #[test]
+    fn unusual_latents_and_clamps_are_refused() {
+        let rule = |groups| RouteRule { sigmoid: true, biased: true, groups, ..RouteRule::PLAIN };
+        let deepseek = |arch, groups| Spec {
+            arch,
+            layers: 2,
+            rotary_pairs: RotaryPairs::Adjacent,
+            latent: Some(Latent { q_rank: 8, kv_rank: 8, nope: 8, rope: 8, value: 8 }),
+            experts: Some(Experts {
+                count: 4,
+                top_k: 2,
+                ff: 16,
+                shared_ff: 16,
+                dense: vec![0],
+                rule: Some(rule(groups)),
+                ..Experts::default()
+            }),
+            ..Spec::default()
+        };
+        let clamp = |limit| Experts {
+            count: 4,
+            top_k: 2,
+            ff: 16,
+            normalize: true,
+            clamp: Some(GluClamp { alpha: 1.702, limit }),
+            ..Experts::default()
+        };
+        let gpt_oss = |limit, out_bias| Spec {
+            arch: Arch::GptOss,
+            layers: 2,
+            qkv_bias: true,
+            out_bias,
+            max_len: 64,
+            window: 8,
+            windowed: vec![true, false],
+            experts: Some(clamp(limit)),
+            ..Spec::default()
+        };
+        check(&deepseek(Arch::DeepseekV3, 2)).unwrap();
+        check(&gpt_oss(7.0, true)).unwrap();
+        let v3 = || deepseek(Arch::DeepseekV3, 1);
+        let without_q = Some(Latent { q_rank: 0, kv_rank: 8, nope: 8, rope: 8, value: 8 });
+        check(&Spec { latent: without_q, layers: 27, ..v3() }).unwrap();
+        for (spec, what) in [
+            (deepseek(Arch::DeepseekV2, 2), "this choice of experts in deepseek_v2"),
+            (Spec { rotary_pairs: RotaryPairs::Halves, ..v3() }, "rope_interleave: false in deepseek_v3"),
+            (Spec { latent: without_q, ..v3() }, "queries from this latent in a deepseek_v3 model of 2 layers"),
+            (gpt_oss(5.0, true), "another swiglu_limit than 7"),
+            (gpt_oss(7.0, false), "a gpt_oss model without biases of attention"),
+            (Spec { windowed: vec![false, true], ..gpt_oss(7.0, true) }, "sliding windows in these layers of gpt_oss"),
         ] {
             let refused = check(&spec).unwrap_err().to_string();
             assert!(refused.contains(what), "{refused}");

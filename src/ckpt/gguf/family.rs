@@ -2,11 +2,13 @@
 //! refuses a model.
 use super::quant::GgmlType;
 use crate::nn::{Arch, Rotary, Scaling, Spec};
+use serde_json::{Map, Value};
 use std::f32::consts::TAU;
 
-/// llama.cpp's name of a family.
-pub fn architecture(arch: Arch) -> &'static str {
+/// llama.cpp's name of a family; `config` is the model's, with its text model's keys.
+pub fn architecture(arch: Arch, config: &Map<String, Value>) -> &'static str {
     match arch {
+        Arch::Qwen3 if config.contains_key("vision_config") => "qwen3vl",
         Arch::Mistral | Arch::Mixtral => Arch::Llama.name(),
         Arch::Qwen2Moe => "qwen2moe",
         Arch::Qwen3Moe => "qwen3moe",
@@ -16,6 +18,9 @@ pub fn architecture(arch: Arch) -> &'static str {
         Arch::Ministral3 => "mistral3",
         Arch::HunyuanDense => "hunyuan-dense",
         Arch::Lfm2Moe => "lfm2moe",
+        Arch::GptOss => "gpt-oss",
+        Arch::Qwen3Next => "qwen3next",
+        Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite => "deepseek2",
         arch => arch.name(),
     }
 }
@@ -28,6 +33,11 @@ pub fn is_llama(arch: Arch) -> bool {
 /// It has gated delta nets, whose value heads llama.cpp has in another order.
 pub fn is_qwen35(arch: Arch) -> bool {
     matches!(arch, Arch::Qwen35 | Arch::Qwen35Moe)
+}
+
+/// It has latent attention, and experts like DeepSeek's.
+pub fn is_deepseek(arch: Arch) -> bool {
+    matches!(arch, Arch::DeepseekV2 | Arch::DeepseekV3 | Arch::Glm4MoeLite)
 }
 
 pub fn is_gemma(arch: Arch) -> bool {
@@ -49,6 +59,10 @@ pub fn says_head_dim(arch: Arch) -> bool {
                 | Arch::Gemma4
                 | Arch::Cohere2
                 | Arch::Ernie45
+                | Arch::GptOss
+                | Arch::Qwen3Next
+                | Arch::DeepseekV2
+                | Arch::DeepseekV3
         )
 }
 

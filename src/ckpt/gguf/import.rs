@@ -12,7 +12,7 @@ use super::header::is_gguf;
 use super::links::MADE;
 use super::model::GgufName;
 use super::order::GgufOrder;
-use crate::base::{Error, Result, open, quote};
+use crate::base::{Error, Result, open, quote, split_name};
 use crate::ckpt::layout::{Coding, FileTensor, pretty};
 use crate::nn::Spec;
 use safetensors::Dtype;
@@ -126,14 +126,7 @@ fn fingerprint(files: &[(&str, Vec<u8>)], links: &[(PathBuf, String)]) -> u64 {
 /// All files of a model that was split: NAME-00001-of-00003.gguf and its siblings.
 fn parts(file: &Path) -> Result<Vec<PathBuf>> {
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let split = || {
-        let (stem, of) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-        let (stem, index) = stem.rsplit_once('-')?;
-        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-        let count: usize = Some(of).filter(|of| digits(of) && digits(index))?.parse().ok()?;
-        Some((stem.to_string(), count))
-    };
-    let Some((stem, count)) = split() else { return Ok(vec![file.to_path_buf()]) };
+    let Some((stem, count)) = split_name(&name) else { return Ok(vec![file.to_path_buf()]) };
     let all = (1..=count).map(|i| file.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf")));
     let all: Vec<PathBuf> = all.collect();
     match all.iter().find(|path| !path.exists()) {

@@ -1,9 +1,10 @@
 //! The keys that describe a model in a GGUF file, in the order of llama.cpp's converter. Never reads or writes a file.
-use super::family::{architecture, attention_interval, is_llama, says_head_dim, says_windows};
+use super::family::{architecture, is_deepseek, is_llama, says_head_dim, says_windows};
+use super::family_keys::{choice, global_heads, has_alpha, of_family, phi3, rotation, sections, windowed};
 use super::header::{GgufKeys, KeyValue};
-use super::model::{GgufTensors, GgufType};
+use super::model::{GgufTensor, GgufTensors, GgufType};
 use crate::ckpt::hf::decimal;
-use crate::nn::{Arch, HeadSizes, Recurrence, Rotary, Scaling, Spec};
+use crate::nn::{Arch, Rotary, Scaling, Spec};
 use serde_json::{Map, Value};
 
 /// The positions of a Hunyuan whose base grew, which its config has as fewer.
@@ -20,7 +21,7 @@ pub fn put(
     tensors: &GgufTensors,
     kind: GgufType,
 ) {
-    let arch = architecture(spec.arch);
+    let arch = architecture(spec.arch, config);
     keys.put("general.architecture", KeyValue::Text(arch));
     if let Some(Rotary { scaling: Scaling::Long { attention, .. }, .. }) = &spec.rope {
         keys.put(&format!("{arch}.rope.scaling.attn_factor"), KeyValue::F32(*attention));
@@ -49,12 +50,10 @@ pub fn put(
         return;
     }
     let length = config.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(spec.max_len as u64) as usize;
-    let alpha = rotation(config, "alpha").is_some();
-    let length = if alpha && length == HUNYUAN_SAYS { HUNYUAN_LENGTH } else { length };
+    let length = if has_alpha(config) && length == HUNYUAN_SAYS { HUNYUAN_LENGTH } else { length };
     let wide = config.get("intermediate_size").and_then(Value::as_u64).map(|n| n as usize);
     let wide = if spec.experts.is_some() { wide } else { Some(spec.ff) };
-    let global = spec.global_heads.unwrap_or(HeadSizes { head_dim: spec.head_dim, kv_heads: spec.kv_heads });
-    let windowed: Vec<bool> = (0..spec.layers).map(|i| spec.window_of(i) > 0).collect();
+    let global = global_heads(spec);
     let each = |of: &dyn Fn(usize) -> usize| (0..spec.layers).map(|i| of(i) as i32).collect::<Vec<i32>>();
     let heads = |put: &mut dyn FnMut(&str, KeyValue)| {
         match wide {
@@ -71,7 +70,8 @@ pub fn put(
             Arch::Gemma4 if config.get("num_global_key_value_heads").is_some_and(Value::is_u64) => {
                 put("attention.head_count_kv", KeyValue::I32s(&each(&|i| spec.heads_of(i).kv_heads)));
             }
-            _ => put("attention.head_count_kv", KeyValue::U32(spec.kv_heads)),
+            // The latent is the only key and value of all heads.
+            _ => put("attention.head_count_kv", KeyValue::U32(if spec.latent.is_some() { 1 } else { spec.kv_heads })),
         }
     };
     // The converter writes these keys in another order for Gemma 2.
@@ -92,6 +92,9 @@ pub fn put(
     if let Some(experts) = &spec.experts {
         put("expert_count", KeyValue::U32(experts.count));
         put("expert_used_count", KeyValue::U32(experts.top_k));
+        if is_deepseek(spec.arch) {
+            choice(&mut put, spec, config);
+        }
     }
     if says_head_dim(spec.arch) || spec.arch != Arch::Granite && config.get("head_dim").is_some_and(Value::is_u64) {
         put("attention.key_length", KeyValue::U32(global.head_dim));
@@ -107,143 +110,10 @@ pub fn put(
     }
     if says_windows(spec.arch) && spec.window > 0 {
         put("attention.sliding_window", KeyValue::U32(spec.window));
-        put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
+        put("attention.sliding_window_pattern", KeyValue::Bools(&windowed(spec)));
     }
-    match spec.arch {
-        Arch::Lfm2 | Arch::Lfm2Moe => {
-            if let Some(experts) = &spec.experts {
-                put("expert_feed_forward_length", KeyValue::U32(experts.ff));
-                put("leading_dense_block_count", KeyValue::U32(experts.dense.len()));
-                put("expert_gating_func", KeyValue::U32(2)); // sigmoids
-            }
-            put("vocab_size", KeyValue::U32(spec.vocab));
-            put("shortconv.l_cache", KeyValue::U32(spec.recurrence.as_ref().map_or(0, Recurrence::taps)));
-        }
-        Arch::Ministral3 => {
-            for (key, name) in [
-                ("rope.scaling.yarn_log_multiplier", "mscale_all_dim"),
-                ("attention.temperature_scale", "llama_4_scaling_beta"),
-            ] {
-                if let Some(factor) = rotation(config, name) {
-                    put(key, KeyValue::F32(factor));
-                }
-            }
-        }
-        Arch::Gemma4 => {
-            if spec.logit_cap > 0.0 {
-                put("final_logit_softcapping", KeyValue::F32(spec.logit_cap as f64));
-            }
-            put("attention.sliding_window", KeyValue::U32(spec.window));
-            put("attention.shared_kv_layers", KeyValue::U32(spec.shared_kv));
-            put("embedding_length_per_layer_input", KeyValue::U32(spec.layer_inputs));
-            put("attention.sliding_window_pattern", KeyValue::Bools(&windowed));
-            put("attention.key_length_swa", KeyValue::U32(spec.head_dim));
-            put("attention.value_length_swa", KeyValue::U32(spec.head_dim));
-            if let Some(experts) = &spec.experts {
-                put("expert_feed_forward_length", KeyValue::U32(experts.ff));
-            }
-            put("rope.dimension_count", KeyValue::U32(global.head_dim));
-            put("rope.dimension_count_swa", KeyValue::U32(spec.head_dim));
-        }
-        Arch::Glm4 => put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim))),
-        Arch::Cohere2 => {
-            put("logit_scale", KeyValue::F32(config.get("logit_scale").and_then(Value::as_f64).unwrap_or(0.0625)));
-            put("attention.sliding_window", KeyValue::U32(spec.window));
-            put("vocab_size", KeyValue::U32(spec.vocab));
-            put("rope.dimension_count", KeyValue::U32(spec.head_dim));
-            put("rope.scaling.type", KeyValue::Text("none"));
-        }
-        Arch::HunyuanDense if alpha => {
-            put("rope.scaling.type", KeyValue::Text("none"));
-            put("rope.scaling.factor", KeyValue::F32(1.0));
-            put("rope.scaling.original_context_length", KeyValue::U32(length));
-        }
-        Arch::Granite => {
-            for (key, name) in [
-                ("attention.scale", "attention_multiplier"),
-                ("embedding_scale", "embedding_multiplier"),
-                ("residual_scale", "residual_multiplier"),
-                ("logit_scale", "logits_scaling"),
-            ] {
-                put(key, KeyValue::F32(config.get(name).and_then(Value::as_f64).unwrap_or(1.0)));
-            }
-        }
-        Arch::Gemma2 | Arch::Gemma3 => {
-            for (key, cap) in [("attn_logit_softcapping", spec.score_cap), ("final_logit_softcapping", spec.logit_cap)]
-            {
-                if cap > 0.0 {
-                    put(key, KeyValue::F32(cap as f64));
-                }
-            }
-            put("attention.sliding_window", KeyValue::U32(spec.window));
-        }
-        Arch::Qwen2Moe | Arch::Qwen3Moe | Arch::Qwen35 | Arch::Qwen35Moe => {
-            let experts = spec.experts.as_ref();
-            for (key, width) in [
-                ("expert_feed_forward_length", experts.map_or(0, |experts| experts.ff)),
-                ("expert_shared_feed_forward_length", experts.map_or(0, |experts| experts.shared_ff)),
-            ] {
-                if width > 0 {
-                    put(key, KeyValue::U32(width));
-                }
-            }
-            delta(&mut put, spec, config);
-        }
-        _ => {}
-    }
+    of_family(&mut put, spec, config, length);
     keys.put("general.quantization_version", KeyValue::U32(2));
-}
-
-/// How many pairs of a head turn by time, height and width, of models that see.
-fn sections(config: &Map<String, Value>) -> Option<[i32; 4]> {
-    let given = ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key)?.get("mrope_section"))?;
-    let mut sections = [0; 4];
-    sections.iter_mut().zip(given.as_array()?).for_each(|(section, n)| *section = n.as_i64().unwrap_or(0) as i32);
-    Some(sections)
-}
-
-/// The gated delta nets of Qwen 3.5, and its rotation; nothing for models without them.
-fn delta(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
-    let Some(Recurrence::Delta(net)) = &spec.recurrence else { return };
-    for (key, size) in [
-        ("ssm.conv_kernel", net.taps),
-        ("ssm.state_size", net.shape.key_dim),
-        ("ssm.group_count", net.shape.key_heads),
-        ("ssm.time_step_rank", net.shape.value_heads),
-        ("ssm.inner_size", net.shape.values()),
-    ] {
-        put(key, KeyValue::U32(size));
-    }
-    let recurrent: Vec<bool> = (0..spec.layers).map(|i| spec.recurrence_of(i).is_some()).collect();
-    put("attention.recurrent_layers", KeyValue::Bools(&recurrent));
-    put("full_attention_interval", KeyValue::U32(attention_interval(spec).unwrap_or(4)));
-    put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim)));
-    if sections(config).is_none() {
-        put("rope.dimension_sections", KeyValue::I32s(&[11, 11, 10, 0])); // as the published models have it
-    }
-}
-
-/// The keys of Phi 3 and 4, in the converter's order.
-fn phi3(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
-    let size = |key: &str, usual: usize| config.get(key).and_then(Value::as_u64).map_or(usual, |n| n as usize);
-    put("context_length", KeyValue::U32(size("max_position_embeddings", spec.max_len)));
-    put("rope.scaling.original_context_length", KeyValue::U32(size("original_max_position_embeddings", 4096)));
-    put("embedding_length", KeyValue::U32(spec.dim));
-    put("feed_forward_length", KeyValue::U32(spec.ff));
-    put("block_count", KeyValue::U32(spec.layers));
-    put("attention.head_count", KeyValue::U32(spec.heads));
-    put("attention.head_count_kv", KeyValue::U32(spec.kv_heads));
-    put("attention.layer_norm_rms_epsilon", KeyValue::F32(decimal(spec.norm_eps)));
-    put("rope.dimension_count", KeyValue::U32(spec.rotary_dim.unwrap_or(spec.head_dim)));
-    if let Some(rope) = &spec.rope {
-        put("rope.freq_base", KeyValue::F32(rope.theta));
-    }
-}
-
-/// A number that the config gives for the rotation of layers without windows.
-fn rotation(config: &Map<String, Value>, key: &str) -> Option<f64> {
-    let given = ["rope_parameters", "rope_scaling"].iter().find_map(|key| config.get(*key).filter(|v| v.is_object()));
-    given.map(|map| map.get("full_attention").unwrap_or(map))?.get(key)?.as_f64()
 }
 
 fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, Value>) {
@@ -287,7 +157,11 @@ fn rope(put: &mut dyn FnMut(&str, KeyValue), spec: &Spec, config: &Map<String, V
 /// Parameters: 1.2B, or 8x7.2B, with one expert of eight.
 fn sizes(spec: &Spec, tensors: &GgufTensors) -> String {
     let counted = tensors.list.iter().filter(|tensor| tensor.is_first());
-    let params: usize = counted.map(|tensor| tensor.of_expert().iter().product::<usize>()).sum();
+    // The converter counts the biases of all experts.
+    let of = |tensor: &GgufTensor| {
+        if tensor.shape.len() < 3 { &tensor.shape } else { tensor.of_expert() }.iter().product::<usize>()
+    };
+    let params: usize = counted.map(of).sum();
     let factors: usize = tensors.factors.iter().map(|factors| factors.values.len()).sum();
     let label = size_label(factors + params);
     spec.experts.as_ref().map_or(label.clone(), |experts| format!("{}x{label}", experts.count))

@@ -1,13 +1,16 @@
 //! The model in a GGUF file: tensor names, and the values in which llama.cpp differs from transformers. Gemma's norms
 //! are stored with their 1 added; the experts of a block are one tensor. Never reads or writes a file.
+use super::super::elements::storable;
 use super::check::check;
 use super::family::GgufFactors;
 use super::header::TENSOR_ALIGN;
 use super::order::GgufOrder;
-use super::quant::GgmlType;
+use super::parts::GgufPart;
+use super::quant::{GgmlType, Q8_0_BLOCK};
 use crate::base::{Error, Result};
-use crate::nn::{Arch, Layout, Segment, SlicePart, Spec, sliced};
+use crate::nn::{Arch, Layout, SlicePart, Spec, sliced};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// `--gguf-type`: the type of matrices. Other tensors are f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +53,8 @@ pub struct GgufTensor {
     /// Its first byte, counted from the first tensor's.
     pub offset: u64,
     order: GgufOrder,
+    /// What it has of its source, if not all or in the source's rows.
+    part: Option<GgufPart>,
     change: GgufChange,
 }
 
@@ -87,40 +92,50 @@ impl GgufTensor {
     pub fn is_first(&self) -> bool {
         self.expert.is_none_or(|expert| expert == 0)
     }
+    /// Whether the file has it transposed.
+    pub fn is_turned(&self) -> bool {
+        matches!(self.part, Some(GgufPart::Turned(_)))
+    }
     /// The shape of one expert, or the whole one.
     pub fn of_expert(&self) -> &[usize] {
         &self.shape[usize::from(self.expert.is_some())..]
     }
     /// Elements of a row; 1 for biases.
     fn row(&self) -> usize {
-        self.of_expert().get(1).copied().unwrap_or(1)
+        if let [_, .., row] = self.of_expert() { *row } else { 1 }
     }
 
-    /// Calls `f` with the encoded bytes of `values`, which are elements `at..` of the whole tensor, and with their
-    /// offset from the first tensor. Uses `values` as scratch space.
-    pub fn place(
+    /// Calls `f` with the encoded bytes of `values`, and with their offset from the first tensor. `stretches` says
+    /// which elements of the source they are.
+    fn place(
         &self,
-        at: usize,
-        values: &mut [f32],
+        stretches: &[(Range<usize>, usize)],
+        values: &[f32],
         scratch: &mut Vec<u8>,
         f: &mut dyn FnMut(&[u8], u64) -> Result<()>,
     ) -> Result<()> {
-        self.change.apply(values);
         let mut put = |at: usize, values: &[f32]| {
             scratch.clear();
             self.form.encode(values, scratch);
             f(scratch, self.offset + self.form.bytes(at) as u64)
         };
-        if self.order == GgufOrder::Same {
-            return put(at, values);
-        }
-        let unit = self.order.unit(self.row());
-        let (mut at, mut rest) = (at, &*values);
-        while !rest.is_empty() {
-            let (index, within) = (at / unit, at % unit);
-            let (part, behind) = rest.split_at(rest.len().min(unit - within));
-            put(self.order.place(index) * unit + within, part)?;
-            (at, rest) = (at + part.len(), behind);
+        let place: &dyn Fn(usize) -> Option<usize> = match self.part {
+            Some(GgufPart::Turned(turned)) => return turned.runs(stretches, values, &mut put),
+            Some(GgufPart::Rows(rows)) => &move |row| rows.place(row),
+            None => &|index| Some(self.order.place(index)),
+        };
+        let whole = self.part.is_none() && self.order == GgufOrder::Same;
+        let unit = if whole { usize::MAX } else { self.order.unit(self.row()) };
+        for (range, at) in stretches {
+            let (mut at, mut rest) = (*at, &values[range.clone()]);
+            while !rest.is_empty() {
+                let (index, within) = (at / unit, at % unit);
+                let (part, behind) = rest.split_at(rest.len().min(unit - within));
+                if let Some(index) = place(index) {
+                    put(index * unit + within, part)?;
+                }
+                (at, rest) = (at + part.len(), behind);
+            }
         }
         Ok(())
     }
@@ -130,37 +145,44 @@ impl GgufTensor {
 /// Factors of rotary frequencies come first, if there are any.
 pub struct GgufTensors {
     pub list: Vec<GgufTensor>,
-    by_source: HashMap<String, usize>,
+    by_source: HashMap<String, Vec<usize>>,
     pub factors: Vec<GgufFactors>,
     /// Size of all tensors, padding included.
     pub bytes: u64,
 }
 
 impl GgufTensors {
-    pub fn new<'a>(spec: &Spec, layouts: &'a [Layout], kind: GgufType) -> Result<GgufTensors> {
+    pub fn new(spec: &Spec, layouts: &[Layout], kind: GgufType) -> Result<GgufTensors> {
         check(spec)?;
-        let named = |segment: &'a Segment| Ok((segment, GgufName::of(spec, &segment.name)?));
-        let segments = layouts.iter().flat_map(|l| &l.segments).map(named);
-        let mut segments: Vec<(&Segment, GgufName)> = segments.collect::<Result<_>>()?;
-        segments.sort_by_key(|(segment, name)| name.order(&segment.name));
+        let mut named = Vec::new();
+        for segment in layouts.iter().flat_map(|l| &l.segments) {
+            let parts = GgufPart::of(spec, &segment.name);
+            if parts.is_empty() {
+                named.push((segment, GgufName::of(spec, &segment.name)?, None));
+            }
+            for (i, (name, part)) in parts.into_iter().enumerate() {
+                named.push((segment, GgufName::of_part(&segment.name, name, i), Some(part)));
+            }
+        }
+        named.sort_by_key(|(segment, name, _)| name.order(&segment.name));
         let experts = spec.experts.as_ref().map_or(0, |experts| experts.count);
         let factors = GgufFactors::of(spec);
         let mut offset = factors.iter().map(|factors| padded(factors.bytes())).sum();
-        let mut list = Vec::with_capacity(segments.len());
-        for (segment, GgufName { name, expert, parts }) in segments {
+        let mut list = Vec::with_capacity(named.len());
+        for (segment, GgufName { name, expert, parts, .. }, part) in named {
             let (mut shape, source) = (segment.global_shape(), segment.name.clone());
+            if let Some(part) = part {
+                shape = part.shape(&shape);
+                if spec.latent.is_some() {
+                    shape = vec![spec.heads, shape[0] / spec.heads, shape[1]];
+                }
+            }
             let is_conv = [".shortconv.conv.", ".ssm_conv1d."].iter().any(|part| name.contains(part));
+            let order = if part.is_some() { GgufOrder::Same } else { GgufOrder::of(spec, &source) };
             let whole = is_conv || name.contains(".ffn_gate_inp");
             let form = if whole { GgmlType::F32 } else { kind.of(&shape) };
-            let (order, change) = (GgufOrder::of(spec, &source), GgufChange::of(spec, &source));
-            if let (GgufOrder::TiledColumns { width, .. }, GgmlType::Q8_0) = (order, form)
-                && width % form.block() != 0
-            {
-                return Err(Error::input(format!(
-                    "`gguf_type` q8_0: {source} has heads of {width} columns, which are no whole blocks of {}: use f16",
-                    form.block()
-                )));
-            }
+            let form = if form == GgmlType::Q8_0 { blocked(&source, expert, part, order)? } else { form };
+            let change = GgufChange::of(spec, &source);
             let bytes = form.bytes(shape.iter().product());
             if expert.is_some() {
                 shape[0] *= parts;
@@ -169,15 +191,55 @@ impl GgufTensors {
             if is_conv {
                 shape.remove(1); // channels, 1, taps
             }
-            list.push(GgufTensor { name, source, shape, form, expert, offset, order, change });
+            list.push(GgufTensor { name, source, shape, form, expert, offset, order, part, change });
             let is_whole = expert.is_none_or(|expert| expert + 1 == parts * experts);
             offset += if is_whole { padded(bytes) } else { bytes as u64 };
         }
-        let by_source = list.iter().enumerate().map(|(i, t)| (t.source.clone(), i)).collect();
+        let mut by_source = HashMap::<String, Vec<usize>>::new();
+        list.iter().enumerate().for_each(|(i, t)| by_source.entry(t.source.clone()).or_default().push(i));
         Ok(GgufTensors { list, by_source, factors, bytes: offset })
     }
-    pub fn find(&self, source: &str) -> Option<&GgufTensor> {
-        self.by_source.get(source).map(|&i| &self.list[i])
+    /// The tensors that have something of the model's tensor `source`.
+    pub fn of(&self, source: &str) -> impl Iterator<Item = &GgufTensor> {
+        self.by_source.get(source).into_iter().flatten().map(|&i| &self.list[i])
+    }
+    pub fn has(&self, source: &str) -> bool {
+        self.by_source.contains_key(source)
+    }
+    /// Calls `f` with the encoded bytes of `values` in each tensor that has them, and with their offset from the first
+    /// tensor. `stretches` says which elements of the tensor `source` they are. Uses `values` as scratch space.
+    pub fn place(
+        &self,
+        source: &str,
+        stretches: &[(Range<usize>, usize)],
+        values: &mut [f32],
+        scratch: &mut Vec<u8>,
+        f: &mut dyn FnMut(&[u8], u64) -> Result<()>,
+    ) -> Result<()> {
+        for (i, tensor) in self.of(source).enumerate() {
+            storable(source, values, tensor.form.name(), tensor.form.most())?;
+            if i == 0 {
+                tensor.change.apply(values);
+            }
+            tensor.place(stretches, values, scratch, f)?;
+        }
+        Ok(())
+    }
+}
+
+/// The type in a q8_0 file of a matrix whose rows are whole blocks: ranks must not hold elements of a block apart.
+fn blocked(source: &str, expert: Option<usize>, part: Option<GgufPart>, order: GgufOrder) -> Result<GgmlType> {
+    match (part, order) {
+        // The little that latents have.
+        (Some(GgufPart::Turned(_)), _) if expert.is_none() => Ok(GgmlType::F16),
+        (Some(GgufPart::Turned(_)), _) => Err(Error::input(
+            "`gguf_type` q8_0: files have the experts of these models transposed, so that its blocks would be of several \
+             ranks: use f16 or bf16, of which llama-quantize makes q8_0",
+        )),
+        (_, GgufOrder::TiledColumns { width, .. }) if width % Q8_0_BLOCK != 0 => Err(Error::input(format!(
+            "`gguf_type` q8_0: {source} has heads of {width} columns, which are no whole blocks of {Q8_0_BLOCK}: use f16"
+        ))),
+        _ => Ok(GgmlType::Q8_0),
     }
 }
 
@@ -186,18 +248,20 @@ pub fn padded(bytes: usize) -> u64 {
 }
 
 /// Tensors whose last word llama.cpp has no `weight` or `bias` for.
-const WHOLE: [(&str, &str); 6] = [
+const WHOLE: [(&str, &str); 8] = [
     (".layer_scalar", "layer_output_scale.weight"),
     ("router.scale", "ffn_gate_inp.scale"),
     ("router.per_expert_scale", "ffn_down_exps.scale"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
     ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("self_attn.sinks", "attn_sinks.weight"),
 ];
 
 /// `post_attention_layernorm` is the norm of attention's output, and not that of the feed-forward layer's input.
 fn is_of_attention(spec: &Spec) -> bool {
-    let named = matches!(spec.arch, Arch::SeedOss | Arch::Qwen35 | Arch::Qwen35Moe);
+    let named = matches!(spec.arch, Arch::SeedOss | Arch::GptOss | Arch::Qwen35 | Arch::Qwen35Moe | Arch::Qwen3Next);
     named || spec.post_norms && spec.arch != Arch::Glm4
 }
 
@@ -207,39 +271,53 @@ pub struct GgufName {
     pub expert: Option<usize>,
     /// Gate and up of an expert may be parts of one matrix, of which `expert` counts all.
     parts: usize,
+    /// Which of the tensors that a source becomes.
+    index: usize,
+}
+
+/// The prefix of the names of a block's tensors, and what a source is called within it.
+fn within_block(source: &str) -> (String, Option<&str>) {
+    let within = source.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    (within.map_or(String::new(), |(i, _)| format!("blk.{i}.")), within.map(|(_, name)| name))
 }
 
 impl GgufName {
     fn new(name: String) -> GgufName {
-        GgufName { name, expert: None, parts: 1 }
+        GgufName { name, expert: None, parts: 1, index: 0 }
+    }
+    /// That of part `index` of the tensor `source`, which is called `name` within its block.
+    fn of_part(source: &str, name: &str, index: usize) -> GgufName {
+        let name = format!("{}{name}", within_block(source).0);
+        GgufName { name, expert: sliced(source).map(|(_, expert, _)| expert), parts: 1, index }
     }
     /// Files are sorted by names in Hugging Face files; all experts of a block by their matrices.
-    pub fn order(&self, source: &str) -> (String, String, Option<usize>) {
+    pub fn order(&self, source: &str) -> (String, String, usize, Option<usize>) {
         let whole = sliced(source).map_or(source, |(whole, ..)| whole);
         let block = self.expert.and_then(|_| whole.split_once(".experts."));
         let matrix = |rest: &str| rest.split_once('.').map_or(rest, |(_, matrix)| matrix).to_string();
-        block.map_or((source.into(), String::new(), None), |(block, rest)| {
-            (format!("{block}.experts."), matrix(rest), self.expert)
+        block.map_or((source.into(), String::new(), self.index, None), |(block, rest)| {
+            (format!("{block}.experts."), matrix(rest), self.index, self.expert)
         })
     }
     /// That of the tensor `source`.
     pub fn of(spec: &Spec, source: &str) -> Result<GgufName> {
         let unknown = || Error::input(format!("llama.cpp has no name for the tensor {source}"));
         let (module, suffix) = source.rsplit_once('.').ok_or_else(unknown)?;
-        let within = source.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let block = within.map_or(String::new(), |(i, _)| format!("blk.{i}."));
-        if let Some((whole, place, part)) = within.and_then(|(_, name)| sliced(name.strip_prefix("experts.")?)) {
+        let (block, within) = within_block(source);
+        let of_experts = within.and_then(|name| name.strip_prefix("mlp.").unwrap_or(name).strip_prefix("experts."));
+        if let Some((whole, place, part)) = of_experts.and_then(sliced) {
             let name = match (whole, part) {
-                ("down_proj", SlicePart::Whole) => "ffn_down_exps",
-                ("gate_up_proj", SlicePart::Rows) => "ffn_gate_up_exps",
+                ("down_proj", SlicePart::Whole) => "ffn_down_exps.weight",
+                ("down_proj_bias", SlicePart::Whole) => "ffn_down_exps.bias",
+                ("gate_up_proj", SlicePart::Rows) => "ffn_gate_up_exps.weight",
                 _ => return Err(unknown()),
             };
-            return Ok(GgufName { name: format!("{block}{name}.weight"), expert: Some(place), parts: part.count() });
+            return Ok(GgufName { name: format!("{block}{name}"), expert: Some(place), parts: part.count(), index: 0 });
         }
         if let Some((_, known)) = WHOLE.iter().find(|(name, _)| source.ends_with(name)) {
             return Ok(GgufName::new(format!("{block}{known}")));
         }
-        let module = within.and_then(|(_, name)| Some(name.rsplit_once('.')?.0)).unwrap_or(module);
+        let module = within.and_then(|name| Some(name.rsplit_once('.')?.0)).unwrap_or(module);
         let of_expert = ["mlp.experts.", "block_sparse_moe.experts.", "feed_forward.experts."]
             .iter()
             .find_map(|p| module.strip_prefix(p));
@@ -251,7 +329,7 @@ impl GgufName {
                 _ => return Err(unknown()),
             };
             let expert = Some(expert.parse().map_err(|_| unknown())?);
-            return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert, parts: 1 });
+            return Ok(GgufName { name: format!("{block}ffn_{kind}_exps.{suffix}"), expert, parts: 1, index: 0 });
         }
         let known = match module {
             "model.embed_tokens" => "token_embd",
@@ -274,6 +352,11 @@ impl GgufName {
             "self_attn.v_proj" => "attn_v",
             "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
             "self_attn.qkv_proj" => "attn_qkv",
+            "self_attn.q_a_proj" => "attn_q_a",
+            "self_attn.q_b_proj" => "attn_q_b",
+            "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+            "self_attn.q_a_layernorm" => "attn_q_a_norm",
+            "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
             "self_attn.q_norm" | "self_attn.q_layernorm" | "self_attn.query_layernorm" => "attn_q_norm",
             "self_attn.k_norm" | "self_attn.k_layernorm" | "self_attn.key_layernorm" => "attn_k_norm",
             "conv.conv" => "shortconv.conv",
@@ -285,6 +368,7 @@ impl GgufName {
             "linear_attn.in_proj_z" => "attn_gate",
             "linear_attn.in_proj_a" => "ssm_alpha",
             "linear_attn.in_proj_b" => "ssm_beta",
+            "linear_attn.in_proj_ba" => "ssm_ba",
             "linear_attn.conv1d" => "ssm_conv1d",
             "linear_attn.norm" => "ssm_norm",
             "linear_attn.out_proj" => "ssm_out",
@@ -293,10 +377,10 @@ impl GgufName {
             "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
             "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" | "feed_forward.w3" => "ffn_up",
             "mlp.down_proj" | "mlp.c_proj" | "feed_forward.w2" => "ffn_down",
-            "mlp.gate" | "block_sparse_moe.gate" | "feed_forward.gate" => "ffn_gate_inp",
-            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
-            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
-            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+            "mlp.gate" | "block_sparse_moe.gate" | "feed_forward.gate" | "mlp.router" => "ffn_gate_inp",
+            "mlp.shared_expert.gate_proj" | "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" | "mlp.shared_experts.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" | "mlp.shared_experts.down_proj" => "ffn_down_shexp",
             "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
             _ => return Err(unknown()),
         };

@@ -61,11 +61,14 @@ impl SpecialTokens {
     /// What the converter corrects in the files of a family.
     pub fn of_family(&mut self, arch: Arch, files: &TokenizerFiles, config: &Map<String, Value>, generation: &Value) {
         match arch {
-            Arch::Glm4 => {
+            Arch::Glm4 | Arch::Glm4MoeLite => {
                 let added = files.json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-                for (name, text) in
-                    [("eos", "<|endoftext|>"), ("eot", "<|user|>"), ("unk", "<|endoftext|>"), ("bos", "<|endoftext|>")]
-                {
+                let eot = [("eot", "<|user|>"), ("unk", "<|endoftext|>")];
+                let (before, after) = match arch {
+                    Arch::Glm4 => (("eos", "<|endoftext|>"), ("bos", "<|endoftext|>")),
+                    _ => (("bos", "[gMASK]"), ("eom", "<|observation|>")),
+                };
+                for (name, text) in std::iter::once(before).chain(eot).chain([after]) {
                     let id = added.iter().find(|entry| entry["content"] == text);
                     self.set_id(name, id.map_or(&Value::Null, |entry| &entry["id"]), None);
                 }

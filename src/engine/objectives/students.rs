@@ -5,6 +5,7 @@ use crate::comm::Mesh;
 use crate::data::MicroBatch;
 use crate::device::{Buf, Device, IGNORE};
 use crate::nn::StudentRows;
+use serde::Serialize;
 
 /// Sums over the sampled tokens of a step, and the largest difference.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -15,7 +16,7 @@ pub(in crate::engine) struct StudentSums {
 }
 
 /// What is known of a step's samples.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct StudentMeans {
     /// Mean over tokens of KL(student || teacher), in nats, at the temperature of the loss.
     pub reverse_kl: f64,

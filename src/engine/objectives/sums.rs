@@ -1,5 +1,6 @@
 //! Sums and means over pairs, labeled answers, or sampled tokens. Never computes a loss.
 use super::students::StudentMeans;
+use serde::Serialize;
 
 /// Numbers of a step that are summed over ranks.
 pub(in crate::engine) const SUMS: usize = 8;
@@ -91,12 +92,13 @@ impl RolloutSums {
 }
 
 /// What is known of a step's rollouts.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct RolloutMeans {
     /// Mean over all samples, and their standard deviation (n - 1 in the denominator; 0 for one).
     pub reward_mean: f64,
     pub reward_std: f64,
     /// Mean over tokens of the estimated divergence from the reference, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
     /// Share of the tokens without a gradient because their ratio is clipped.
     pub clip_fraction: f64,

@@ -11,8 +11,12 @@ pub enum RankJob {
     Train(Box<SettledPlan>),
     /// Write a model in another form.
     Convert(Box<Settings>),
-    /// Generate text after a prompt.
-    Generate(Box<Settings>, String),
+    /// Generate text after a prompt, or after those of the file that it names.
+    Generate {
+        settings: Box<Settings>,
+        prompt: String,
+        is_file: bool,
+    },
 }
 
 impl RankJob {

@@ -26,6 +26,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Lines of a rank's stderr that are kept for its failure message.
 const TAIL: usize = 30;
+/// How a panic begins, and how many of its lines, or of the last ones, are shown.
+const PANIC: &str = "thread '";
+const SAID: usize = 3;
 /// An empty pipe is looked at this often, to see whether its rank has ended.
 const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Prefix of the line with a rank's error; the parent prints it, so the forwarded output leaves it out.
@@ -167,11 +170,7 @@ fn start(rank: usize, launch: &Launch, arena: &Arena, secret: &Secret) -> Result
         let (tail, ended) = (tail.clone(), ended.clone());
         printers.push(std::thread::spawn(move || {
             lines(err, &ended, |line| {
-                let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-                if tail.len() == TAIL {
-                    tail.pop_front();
-                }
-                tail.push_back(line.to_string());
+                remember(&mut tail.lock().unwrap_or_else(PoisonError::into_inner), line);
                 if !line.starts_with(FAILED) {
                     print(&mut std::io::stderr().lock(), &prefix, line);
                 }
@@ -307,12 +306,46 @@ fn blamed(error: &str) -> Option<usize> {
     })
 }
 
+/// Adds a line to the last ones. A panic's first lines stay, however long a backtrace follows.
+fn remember(tail: &mut VecDeque<String>, line: &str) {
+    if line.starts_with(PANIC) {
+        tail.clear();
+    }
+    if tail.len() == TAIL {
+        let panicked = tail.front().is_some_and(|first| first.starts_with(PANIC));
+        tail.remove(if panicked { SAID } else { 0 });
+    }
+    tail.push_back(line.to_string());
+}
+
 /// The error line of a rank, or its panic, or its last lines.
 fn last_error(tail: &VecDeque<String>) -> String {
     if let Some(line) = tail.iter().rev().find_map(|l| l.strip_prefix(FAILED)) {
         return line.to_string();
     }
-    let panic = tail.iter().rposition(|l| l.starts_with("thread '")).unwrap_or(tail.len().saturating_sub(3));
-    let words: Vec<&str> = tail.iter().skip(panic).take(3).map(|l| l.trim()).filter(|l| !l.is_empty()).collect();
+    let panic = tail.iter().rposition(|l| l.starts_with(PANIC)).unwrap_or(tail.len().saturating_sub(SAID));
+    let words: Vec<&str> = tail
+        .iter()
+        .skip(panic)
+        .take(SAID)
+        .map(|l| l.trim())
+        .filter(|l| !l.is_empty() && *l != "stack backtrace:")
+        .collect();
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_backtrace_hides_neither_a_panic_nor_what_follows() {
+        let mut tail = VecDeque::new();
+        let lines = ["step 1", "thread 'main' (7) panicked at a.rs:1:2:", "index out of range", "stack backtrace:"];
+        lines.iter().for_each(|line| remember(&mut tail, line));
+        (0..100).for_each(|i| remember(&mut tail, &format!("  {i}: call_once")));
+        assert_eq!(last_error(&tail), "thread 'main' (7) panicked at a.rs:1:2: index out of range");
+        remember(&mut tail, "error: no room");
+        assert_eq!((last_error(&tail).as_str(), tail.len()), ("no room", TAIL));
+    }
 }

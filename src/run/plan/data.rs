@@ -203,7 +203,8 @@ impl RunData {
                     false => format.clone(),
                 },
                 vocab: spec.vocab,
-                max_len: longest(s, spec, rows && !format.join_rows)?,
+                // One length for all: rows are cut no shorter because text is mixed in.
+                max_len: longest(s, spec, any && !format.join_rows)?,
                 max_samples: max_samples.map(|n| n as u64),
                 seed: set(&s.run.seed, "run.seed")?,
                 cache: cache(d)?,

@@ -27,11 +27,18 @@ pub fn prepare(plan: &Plan, first: bool) -> Result<Option<ckpt::Lock>> {
 const LESS_TO_TRAIN: &str =
     "a smaller model, --batch-size or --max-len, --activation-checkpoint, --precision bf16, or more hosts";
 
-/// The ranks of this host, which hold `planned` bytes each, fit on it. Otherwise `less` says what to use.
+/// The ranks of this host, which hold `planned` bytes each, fit on it and on its GPUs. Otherwise `less` says what to
+/// use.
 pub fn memory_of(ranks: &RankPlan, planned: &[(Category, usize)], less: &str) -> Result<()> {
+    let bytes =
+        |on_host: &dyn Fn(Category) -> bool| planned.iter().filter(|p| on_host(p.0)).map(|p| p.1).sum::<usize>();
     match ranks.device {
-        DeviceName::Cuda => gpus(ranks),
-        _ => host(ranks, planned, less),
+        DeviceName::Cuda => {
+            gpus(ranks)?;
+            host(ranks, bytes(&|of| of == Category::Host), less)
+        }
+        // On the CPU, device memory is host memory too, and each thread has scratch of its own.
+        _ => host(ranks, bytes(&|_| true) + ranks.threads * CpuDevice::SCRATCH, less),
     }
 }
 
@@ -86,10 +93,9 @@ fn fp8(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn host(ranks: &RankPlan, planned: &[(Category, usize)], less: &str) -> Result<()> {
-    // On the CPU, device memory is host memory too, and each thread has scratch of its own.
-    let scratch = ranks.threads * CpuDevice::SCRATCH;
-    let (rank, available) = (planned.iter().map(|p| p.1).sum::<usize>() + scratch, memory::available());
+/// The ranks of this host, with `rank` bytes each, fit in its memory.
+fn host(ranks: &RankPlan, rank: usize, less: &str) -> Result<()> {
+    let available = memory::available();
     let needed = rank * ranks.nproc;
     if available.is_some_and(|available| needed > available) {
         let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;

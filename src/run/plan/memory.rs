@@ -1,12 +1,20 @@
 //! Memory as the kernel reports it: available on this host, and held by this process. Never allocates for the run.
 use std::fs::read_to_string;
 
-/// Bytes that can still be allocated: the host's estimate, or the rest of this cgroup's limit. `None` if unknown.
+/// Bytes that can still be allocated: the host's estimate, or the rest of the container's limit. `None` if unknown.
 pub fn available() -> Option<usize> {
     let host = field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
-    let bytes = |name: &str| read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<usize>().ok();
-    let group = bytes("max").map(|max| max.saturating_sub(bytes("current").unwrap_or(0)));
-    Some(host.min(group.unwrap_or(usize::MAX)))
+    let file = |name: &str| read_to_string(format!("/sys/fs/cgroup/memory.{name}")).unwrap_or_default();
+    Some(host.min(left_in_group(&file("max"), &file("current"), &file("stat")).unwrap_or(usize::MAX)))
+}
+
+/// What a control group's limit leaves, by its files; `None` without a limit. Cached files count as used there, but are
+/// dropped for whoever allocates.
+fn left_in_group(max: &str, current: &str, stat: &str) -> Option<usize> {
+    let cached = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<usize>().ok());
+    let cached = ["active_file ", "inactive_file "].into_iter().filter_map(cached).sum();
+    let used = current.trim().parse::<usize>().unwrap_or(0).saturating_sub(cached);
+    Some(max.trim().parse::<usize>().ok()?.saturating_sub(used))
 }
 
 /// Bytes that this process holds: its private memory, plus its share of shared memory (each page divided by the number
@@ -30,6 +38,14 @@ fn field(text: &str, name: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cached_files_leave_room_in_a_control_group() {
+        let stat = "anon 50\nfile 700\ninactive_file 600\nactive_file 100\nunevictable 0\n";
+        assert_eq!(left_in_group("1000\n", "750\n", stat), Some(950));
+        assert_eq!(left_in_group("1000\n", "750\n", ""), Some(250));
+        assert_eq!(left_in_group("max\n", "750\n", stat), None);
+    }
 
     #[test]
     fn held_grows_by_what_is_touched() {

@@ -17,11 +17,9 @@ pub fn steps(s: &mut Settings, dataset: &Arc<Dataset>, loader: LoaderOptions) ->
     // The step with the last row of the last epoch is a full one: it continues into the next epoch.
     let default = s.task.as_ref().filter(|_| dataset.has_rows_of_its_own()).and_then(|task| task.epochs);
     s.run.epochs = s.run.epochs.or(default);
-    let by_epochs = s.run.epochs.map(|epochs| from_start.steps_until((epochs * rows as f64).ceil() as u64));
-    let steps = match (s.run.max_steps, by_epochs) {
-        (Some(a), Some(b)) => a.min(b),
-        (one, other) => one.or(other).unwrap_or(DEFAULT_STEPS),
-    };
+    let most = s.run.max_steps.unwrap_or(u64::MAX);
+    let by_epochs = s.run.epochs.map(|epochs| from_start.steps_until((epochs * rows as f64).ceil() as u64, most));
+    let steps = by_epochs.or(s.run.max_steps).unwrap_or(DEFAULT_STEPS);
     s.run.max_steps = Some(steps);
     for every in [&mut s.run.eval_every, &mut s.checkpoint.save_every, &mut s.optim.lr_decay_steps] {
         // As in transformers' Trainer.

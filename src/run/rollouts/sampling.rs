@@ -18,8 +18,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What a rank needs to sample.
@@ -64,6 +64,9 @@ impl StepSampler {
                 0 => path.clone(),
                 rank => path.with_extension(format!("{rank}.jsonl")),
             };
+            if let Some(from) = &plan.resume {
+                cut(&path, from.state.step).map_err(|e| Error::io("read", &path, e))?;
+            }
             let file = OpenOptions::new().create(true).append(true).open(&path);
             file.map(|file| (path.clone(), BufWriter::new(file))).map_err(|e| Error::io("open", &path, e))
         });
@@ -233,6 +236,25 @@ impl StepSampler {
     }
 }
 
+/// Removes the last lines of a record that are of steps after `step`: a run that resumes takes these steps again.
+fn cut(path: &Path, step: u64) -> std::io::Result<()> {
+    let file = match OpenOptions::new().read(true).write(true).open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    let (mut lines, mut line) = (BufReader::new(&file), Vec::new());
+    let (mut at, mut end) = (0, 0);
+    while let n @ 1.. = lines.read_until(b'\n', &mut line)? {
+        at += n as u64;
+        let of = serde_json::from_slice::<Value>(&line).ok().and_then(|line| line["step"].as_u64());
+        if of.is_none_or(|of| of <= step) {
+            end = at;
+        }
+        line.clear();
+    }
+    if end < at { file.set_len(end) } else { Ok(()) }
+}
+
 /// The prompts of a micro-batch that has no samples yet; their ids are the numbers of their rows.
 fn prompts_of(batch: &MicroBatch) -> Vec<Prompt> {
     let mut first = 0;
@@ -246,4 +268,26 @@ fn prompts_of(batch: &MicroBatch) -> Vec<Prompt> {
         Prompt::new(row, tokens, samples)
     };
     batch.recorded.groups.iter().zip(&batch.recorded.rows).map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+    use std::fs;
+
+    #[test]
+    fn a_record_is_cut_where_a_run_resumes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.jsonl");
+        cut(&path, 1).unwrap();
+        // The steps of an earlier run stay.
+        let lines = |steps: &[u64]| steps.iter().map(|step| format!("{{\"step\":{step}}}\n")).collect::<String>();
+        for (written, step, left) in
+            [(&[1, 2, 9, 1, 2, 3][..], 1, &[1, 2, 9, 1][..]), (&[1, 2, 3], 3, &[1, 2, 3]), (&[2, 3], 1, &[])]
+        {
+            fs::write(&path, lines(written)).unwrap();
+            cut(&path, step).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), lines(left), "{written:?} from {step}");
+        }
+    }
 }

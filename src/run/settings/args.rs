@@ -76,6 +76,13 @@ impl Files {
     }
 }
 
+impl Cli {
+    /// Whether a model is trained: no text is written, and none is written in another form.
+    pub fn trains(&self) -> bool {
+        !self.files.writes_text() && !self.settings.only_converts()
+    }
+}
+
 /// What a command line asks for. `C`: [`Cli`], or a command line that holds it and has flags of its own.
 pub enum Parsed<C = Cli> {
     Run(Box<C>),

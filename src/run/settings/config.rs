@@ -21,8 +21,7 @@ use std::path::Path;
 pub fn runs(cli: &Cli, default: StrategyName) -> Result<Vec<Settings>> {
     let file = file(cli)?;
     let stages = file.stages()?;
-    let trains = !cli.files.writes_text() && !cli.settings.only_converts();
-    let one = !trains || cli.files.stage.is_some() || stages.is_empty();
+    let one = !cli.trains() || cli.files.stage.is_some() || stages.is_empty();
     let names = if one { vec![cli.files.stage.clone()] } else { stages.into_iter().map(|s| Some(s.0)).collect() };
     names.iter().map(|name| one_run(cli, &file, name.as_deref(), default)).collect()
 }
@@ -54,7 +53,7 @@ fn one_run(cli: &Cli, file: &ConfigFile, stage: Option<&str>, default: StrategyN
         layer.notes.extend(more.notes);
     }
     layer.tunes |= !flags["model"]["pretrain"].is_null();
-    if let (true, None, Some(stage)) = (layer.follows, &cli.files.generate, stage) {
+    if let (true, true, Some(stage)) = (layer.follows, cli.trains(), stage) {
         stages::flags(stage, cli.files.stage.is_some(), &mut flags, &mut layer.notes)?;
     }
     let tunes = layer.follows && layer.tunes;

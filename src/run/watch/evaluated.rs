@@ -1,6 +1,6 @@
 //! The result of an evaluation, as a line and as an event; what else is known of judged answers. Never evaluates.
 use super::report;
-use crate::engine::{Objective, PreferenceMeans, RolloutMeans, StudentMeans};
+use crate::engine::{Objective, PreferenceMeans};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -11,13 +11,13 @@ pub struct PreferenceRecord {
     pub reward_rejected: f64,
     /// The difference.
     pub reward_margin: f64,
-    /// The margin of a policy, whose rewards are log-ratios.
+    /// The accuracy of a policy, whose rewards are log-ratios.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_accuracy: Option<f64>,
     /// The accuracy of a reward model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// The accuracy of labeled answers.
+    /// The estimate of the policy's distance from the reference, of labeled answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
 }
@@ -31,46 +31,6 @@ impl PreferenceRecord {
         };
         let reward_margin = reward_chosen - reward_rejected;
         PreferenceRecord { reward_chosen, reward_rejected, reward_margin, reward_accuracy, accuracy, kl }
-    }
-}
-
-/// Means over a step's rollouts.
-#[derive(Serialize, Clone, Debug)]
-pub struct RolloutRecord {
-    pub reward_mean: f64,
-    pub reward_std: f64,
-    /// With a reference model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kl: Option<f64>,
-    pub clip_fraction: f64,
-    /// Null where it is not computed.
-    pub entropy: Option<f64>,
-    pub completion_tokens: u64,
-    pub logprob_mismatch: f64,
-}
-
-impl RolloutRecord {
-    pub fn new(means: &RolloutMeans) -> RolloutRecord {
-        let &RolloutMeans { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch } =
-            means;
-        RolloutRecord { reward_mean, reward_std, kl, clip_fraction, entropy, completion_tokens, logprob_mismatch }
-    }
-}
-
-/// Means over a step's samples, with a teacher.
-#[derive(Serialize, Clone, Debug)]
-pub struct StudentRecord {
-    pub reverse_kl: f64,
-    /// Null where it is not computed.
-    pub entropy: Option<f64>,
-    pub completion_tokens: u64,
-    pub logprob_mismatch: f64,
-}
-
-impl StudentRecord {
-    pub fn new(means: &StudentMeans) -> StudentRecord {
-        let &StudentMeans { reverse_kl, entropy, completion_tokens, logprob_mismatch } = means;
-        StudentRecord { reverse_kl, entropy, completion_tokens, logprob_mismatch }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The metrics file: JSON lines, one an event, each flushed at once, so that a killed run leaves whole lines. Never
 //! computes what it writes; a float that is not finite becomes null.
-use super::evaluated::{PreferenceRecord, RolloutRecord, StudentRecord};
+use super::evaluated::PreferenceRecord;
 use crate::base::{Error, Result, open};
 use crate::device::gpu::telemetry::Sample;
+use crate::engine::{RolloutMeans, StudentMeans};
 use crate::run::rollouts::measured::SampleMeans;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -72,13 +73,13 @@ pub struct StepRecord {
     pub preference: Option<PreferenceRecord>,
     /// Means over the step's rollouts.
     #[serde(flatten)]
-    pub rollouts: Option<RolloutRecord>,
+    pub rollouts: Option<RolloutMeans>,
     /// Means over the step's samples, if it drew them.
     #[serde(flatten)]
     pub sampled: Option<SampleMeans>,
     /// Means over the step's samples, with a teacher.
     #[serde(flatten)]
-    pub student: Option<StudentRecord>,
+    pub student: Option<StudentMeans>,
     /// Spent on waiting for micro-batches, which a thread fills ahead.
     pub data_time_s: f64,
     /// The largest of any rank, when it was last looked at: in the first two steps and each sixteenth.

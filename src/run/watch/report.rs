@@ -321,12 +321,12 @@ fn packed(plan: &Plan) -> String {
     }
 }
 
-/// There are fewer rows than data-parallel ranks.
+/// There are fewer rows than a step takes.
 fn repeated(plan: &Plan) -> Result<String> {
     let rows = plan.dataset.rows() - plan.split.held_out.iter().sum::<u64>();
     let step = plan.loader(0)?.global_batch();
     Ok(if rows < step {
-        format!("; fewer rows than ranks ({rows} and {step}): a step repeats rows")
+        format!("; fewer rows than a step takes ({rows} and {step}): a step repeats rows")
     } else {
         String::new()
     })

@@ -1,7 +1,7 @@
 //! Reports a run: the loop says what happened, and the metrics file, TensorBoard, the log and the progress bar each get
 //! it. Also measures what is only reported: time between steps, communication, memory, the GPU. Never changes what the
 //! loop does.
-use super::evaluated::{Evaluated, PreferenceRecord, PromptSample, RolloutRecord, StudentRecord};
+use super::evaluated::{Evaluated, PreferenceRecord, PromptSample};
 use super::gpu::GpuWatch;
 use super::health::Health;
 use super::log::RunLog;
@@ -294,9 +294,9 @@ impl<'a> Reporter<'a> {
             comm_time_s: comm.in_flight_s - self.comm.in_flight_s,
             exposed_comm_s: comm.exposed_s - self.comm.exposed_s,
             comm_bytes: comm.bytes - self.comm.bytes,
-            rollouts: report.rollouts.as_ref().map(RolloutRecord::new),
+            rollouts: report.rollouts,
             sampled: done.sampled.cloned(),
-            student: report.student.as_ref().map(StudentRecord::new),
+            student: report.student,
             preference: report.preference.map(|means| PreferenceRecord::new(&means, &self.plan.engine.objective)),
             data_time_s: done.data_time_s,
             mem_bytes: bytes.now,
