@@ -164,9 +164,17 @@ fn samples_do_not_depend_on_the_mesh_and_can_be_recorded() {
 fn a_resumed_run_samples_and_learns_the_same() {
     let dir = with_prompts(16);
     let flags = "--lr 0.01 --batch-size 2 --nproc-per-node 1";
-    let whole = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir whole"), &["number", "regex:x"]);
+    let whole = train(
+        &dir,
+        &format!("{flags} --max-steps 4 --ckpt-dir whole --record-rollouts w.jsonl"),
+        &["number", "regex:x"],
+    );
     train(&dir, &format!("{flags} --max-steps 2 --ckpt-dir part"), &["number", "regex:x"]);
-    let rest = train(&dir, &format!("{flags} --max-steps 4 --ckpt-dir part --resume auto"), &["number", "regex:x"]);
+    // A record of steps that are taken again has them once.
+    fs::copy(dir.path("w.jsonl"), dir.path("r.jsonl")).unwrap();
+    let again = format!("{flags} --max-steps 4 --ckpt-dir part --resume auto --record-rollouts r.jsonl");
+    let rest = train(&dir, &again, &["number", "regex:x"]);
+    assert_eq!(fs::read(dir.path("r.jsonl")).unwrap(), fs::read(dir.path("w.jsonl")).unwrap());
     const SAME: [&str; 6] = ["loss", "grad_norm", "completion_mean", "completion_cut", "flat_groups", "rewards"];
     let bits = |steps: &[Value]| steps.iter().map(|s| SAME.map(|key| s[key].to_string())).collect::<Vec<_>>();
     assert_eq!(bits(&rest), bits(&whole[2..]));

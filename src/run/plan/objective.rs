@@ -271,6 +271,13 @@ fn adapted_module(segment: &Segment) -> Option<&str> {
     segment.name.rsplit('.').nth(2)
 }
 
+/// What a run that resumes removes of its record of samples.
+pub fn drawn_again(s: &Settings, state: Option<&ckpt::TrainerState>) -> Option<String> {
+    let (record, step) = (s.objective.record_rollouts.as_ref().filter(|path| path.exists())?, state?.step);
+    let again = "are removed, since this run draws them again";
+    Some(format!("`record_rollouts` {}: groups at its end of steps after {step} {again}", record.display()))
+}
+
 /// What a person who shares the run's adapters should know.
 pub fn unread_by_peft(decoder: &Decoder) -> Option<String> {
     let experts = decoder.layouts().iter().filter(|layout| layout.experts).flat_map(|layout| &layout.segments);

@@ -141,6 +141,7 @@ impl Plan {
         schedule::warmup(&mut s, state)?;
         s.notes.extend(left_out);
         s.notes.extend(objective::unread_by_peft(&sized.decoder));
+        s.notes.extend(objective::drawn_again(&s, state));
         s.notes.extend(prompts.as_ref().and_then(|prompts| prompts.note.clone()));
         let facts = RunFacts { settings: &s, asked, ranks: &ranks, launched, dataset: &data.train, sized: &sized };
         s.notes.extend(facts.idle()?);
