@@ -200,7 +200,7 @@ impl GgufTensors {
         Ok(GgufTensors { list, by_source, factors, bytes: offset })
     }
     /// The tensors that have something of the model's tensor `source`.
-    pub fn of(&self, source: &str) -> impl Iterator<Item = &GgufTensor> {
+    fn of(&self, source: &str) -> impl Iterator<Item = &GgufTensor> {
         self.by_source.get(source).into_iter().flatten().map(|&i| &self.list[i])
     }
     pub fn has(&self, source: &str) -> bool {

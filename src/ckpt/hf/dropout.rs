@@ -1,7 +1,6 @@
 //! Dropout that a `config.json` asks for. Never part of a trained [`crate::nn::Spec`]: a run has its own setting.
-use super::FILE;
-use crate::base::{Error, Result};
-use std::{fs, path::Path};
+use crate::base::Result;
+use std::path::Path;
 
 /// The keys of all families, and whether the run's dropout replaces them. Dropout of attention probabilities is not
 /// implemented.
@@ -23,9 +22,7 @@ const KEYS: [(&str, bool); 13] = [
 
 /// The dropout keys of `dir` that training with `dropout` does not apply, such as "attn_pdrop 0.1".
 pub fn unused_dropout(dir: &Path, dropout: f32) -> Result<Vec<String>> {
-    let path = dir.join(FILE);
-    let text = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let map = super::flat(&super::map(&text).map_err(|what| Error::in_file(&path, what))?);
+    let map = super::flat(&super::map_in(dir)?);
     let asked = KEYS.iter().filter_map(|(key, ours)| Some((key, map.get(*key)?.as_f64()?, *ours)));
     let unused = asked.filter(|(_, p, ours)| *p > 0.0 && !(*ours && *p as f32 == dropout));
     Ok(unused.map(|(key, p, _)| format!("{key} {p}")).collect())

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Settings that may differ between hosts: the number of local ranks, and paths.
-const OWN: [(&str, &str); 30] = [
+const OWN: [(&str, &str); 29] = [
     ("run", "nproc_per_node"),
     ("run", "threads_per_rank"),
     ("run", "job_secret_file"),
@@ -38,7 +38,6 @@ const OWN: [(&str, &str); 30] = [
     ("objective", "ref_pretrain"),
     ("objective", "teacher"),
     ("objective", "rollouts"), // compared as data
-    ("lora", "adapter"),
     ("data", "dataset"),
     ("data", "eval_dataset"),
     ("data", "tokenizer"),

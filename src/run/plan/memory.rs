@@ -11,8 +11,7 @@ pub fn available() -> Option<usize> {
 /// What a control group's limit leaves, by its files; `None` without a limit. Cached files count as used there, but are
 /// dropped for whoever allocates.
 fn left_in_group(max: &str, current: &str, stat: &str) -> Option<usize> {
-    let cached = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<usize>().ok());
-    let cached = ["active_file ", "inactive_file "].into_iter().filter_map(cached).sum();
+    let cached = ["active_file", "inactive_file"].into_iter().filter_map(|name| number(stat, name)).sum();
     let used = current.trim().parse::<usize>().unwrap_or(0).saturating_sub(cached);
     Some(max.trim().parse::<usize>().ok()?.saturating_sub(used))
 }
@@ -31,8 +30,12 @@ pub fn held() -> Option<usize> {
 
 /// The kilobytes after `name`, in bytes.
 fn field(text: &str, name: &str) -> Option<usize> {
+    number(text, name).map(|kib| kib << 10)
+}
+/// The number after `name`, with which a line begins.
+fn number(text: &str, name: &str) -> Option<usize> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<usize>().ok().map(|kib| kib << 10)
+    line.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
